@@ -1,0 +1,1 @@
+//! ggml (to be written).

@@ -1,0 +1,1 @@
+//! graph (to be written).

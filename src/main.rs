@@ -1,0 +1,2 @@
+//! The `g4prefill` binary: parse, run, map the outcome to an exit code.
+fn main() {}

@@ -1,0 +1,1 @@
+//! synth (to be written).
