@@ -3,14 +3,14 @@
 //! Data flows one way: GGUF file, then configuration and weights, then the graph, then the
 //! engine, then the command line.
 
+pub mod cli;
+pub mod engine;
 pub mod error;
 pub mod ggml;
 pub mod gguf;
-pub mod tokenizer;
-pub mod model;
 pub mod graph;
-pub mod engine;
+pub mod model;
 pub mod synth;
-pub mod cli;
+pub mod tokenizer;
 
 pub use error::{Error, Result};

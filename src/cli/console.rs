@@ -1,0 +1,117 @@
+//! stderr: warnings, notes and progress. stdout is left to the subcommands' results.
+
+use std::fmt::Display;
+use std::io::IsTerminal as _;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::{GlobalArgs, Interrupt};
+
+/// Most redraws of a progress bar per second.
+const REDRAWS_PER_SECOND: u8 = 10;
+
+/// Where a command talks to the user, and hears Ctrl-C.
+#[derive(Debug)]
+pub struct Console {
+    /// Nothing but errors on stderr.
+    pub quiet: bool,
+    /// Details on stderr.
+    pub verbose: bool,
+    /// Whether progress bars make sense.
+    pub stderr_is_terminal: bool,
+    interrupt: Interrupt,
+}
+
+impl Console {
+    /// A console as the options say.
+    pub fn new(global: &GlobalArgs, interrupt: Interrupt) -> Self {
+        Self {
+            quiet: global.quiet,
+            verbose: global.verbose,
+            stderr_is_terminal: std::io::stderr().is_terminal(),
+            interrupt,
+        }
+    }
+
+    /// Something the user should know; the run goes on.
+    pub fn warning(&self, text: impl Display) {
+        if !self.quiet {
+            eprintln!("g4prefill: warning: {text}");
+        }
+    }
+
+    /// A line about the run, unless `-q`.
+    pub fn note(&self, text: impl Display) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+
+    /// A line for `-v` only.
+    pub fn detail(&self, text: impl Display) {
+        if self.verbose {
+            eprintln!("{text}");
+        }
+    }
+
+    /// A progress bar over `total` units; it shows only on a terminal and without `-q`.
+    pub fn progress(&self, what: &'static str, total: u64, unit: Unit) -> Progress {
+        if self.quiet || !self.stderr_is_terminal {
+            return Progress(None);
+        }
+        let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND);
+        let bar = ProgressBar::with_draw_target(Some(total), target).with_message(what);
+        let template = match unit {
+            Unit::Tokens => {
+                "{msg} [{bar:30}] {human_pos}/{human_len} tokens  {per_sec}  left {eta}"
+            }
+            Unit::Bytes => "{msg} [{bar:30}] {bytes}/{total_bytes}  {bytes_per_sec}  left {eta}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Progress(Some(bar))
+    }
+
+    /// Ctrl-C of this process.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+}
+
+/// What a progress bar counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Prompt tokens.
+    Tokens,
+    /// Bytes read or written.
+    Bytes,
+}
+
+/// A running progress bar, or nothing where none should show. Clears itself when dropped.
+#[derive(Debug)]
+pub struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    /// `done` units of the total are finished.
+    pub fn set(&self, done: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(done);
+        }
+    }
+
+    /// The total became known, or changed.
+    pub fn set_total(&self, total: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(total);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = self.0.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
