@@ -5,9 +5,13 @@
 //! `-q`. Nothing here ends the process or prints an error: `main.rs` does. No engine logic.
 
 mod console;
+mod engine_args;
 mod environment;
+mod ids;
 mod interrupt;
+mod out_file;
 mod outcome;
+mod text_source;
 mod version;
 
 use std::process::ExitCode;
@@ -15,9 +19,12 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 pub use console::{Console, Progress, Unit};
+pub use engine_args::{DeviceArg, EngineArgs, OnOff, PlaceArg, ReadbackArg, WeightsArg};
 pub use environment::{check_environment, ggml_environment};
+pub use ids::{IdsError, RowsArg, check_ids, parse_ids};
 pub use interrupt::{Interrupt, Listening, SignalAction};
 pub use outcome::{EXIT_ERROR, EXIT_INTERRUPTED, Interrupted, Outcome, error_chain, outcome};
+pub use text_source::{TextSource, read_file};
 
 /// Fast long-prompt prefill for Gemma-4 GGUF models on ggml.
 #[derive(Debug, Parser)]
