@@ -1,1 +1,6 @@
 //! engine (to be written).
+
+pub mod bucket;
+pub mod mask;
+pub mod plan;
+pub mod ring;
