@@ -6,4 +6,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Any failure of the library, grouped by stage.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {}
+pub enum Error {
+    /// A GGUF file that cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] crate::gguf::GgufError),
+    /// A GGUF file that is not a usable Gemma-4 model.
+    #[error(transparent)]
+    Config(#[from] crate::model::ConfigError),
+}
