@@ -1,0 +1,1 @@
+//! Empty: this manifest exists to pin the upstream source.
