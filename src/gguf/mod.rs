@@ -16,6 +16,21 @@ mod split;
 mod tensor;
 mod value;
 
+#[cfg(test)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "tests may fail loudly"
+)]
+pub(crate) mod testing;
+#[cfg(test)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "tests may fail loudly"
+)]
+mod tests;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
