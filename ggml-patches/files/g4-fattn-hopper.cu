@@ -10,7 +10,8 @@
 // Grid, block   as ggml's launch_fattn: 256 threads, one block per SM, stream-k over key tiles.
 // Shared memory bytes = Q 64 x 260 x 4 + (K 256 + V 256) x 64 x 4 + mask ncols1 x 36 x 4
 //               = 198,784 (8 queries x 8 heads) or 199,936 (16 x 4); Hopper gives 232,448 to a block.
-// Types         Q F32, K and V F16, mask F16, out F32; sums in F32 as ggml's kernel has them.
+// Types         Q F32 (rounded to F16), K, V and mask F16, out F32. As in ggml's kernel: scores and
+//               row sums in F32, the sums over V in F16.
 // Alignment     as ggml's kernel: 16-byte strides, K rows a multiple of 256, a mask, 2 or more heads
 //               per K/V head.
 // Compute cap.  chosen on 9.0 only (g4_fattn_hopper_enabled).
