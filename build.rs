@@ -10,8 +10,8 @@
 //! For the crate: `G4_PIN`, `G4_SERIES_SHA256`, `G4_PATCH_COUNT`, `G4_COMMIT`, `G4_CPU_FEATURES`.
 //!
 //! Read from the environment: `GGML_SOURCE_DIR` (another checkout), `G4_CPU_FEATURES` (`native`,
-//! `avx2` or `all`), `G4_UPDATE_SERIES_HASH=1` (record the hash of a changed series), `CMAKE`,
-//! `LIBCLANG_PATH`, `CUDACXX`. What `make tools` installed in `.tools/` is used when the system
+//! `avx2` or `all`), `G4_UPDATE_SERIES_HASH=1` (record the hash of a changed series), `CC`, `CXX`,
+//! `CMAKE`, `LIBCLANG_PATH`, `CUDACXX`, and the CMake variables in `PASSED_ON`. What `make tools` installed in `.tools/` is used when the system
 //! has no cmake or libclang.
 
 #[path = "build/patch.rs"]
@@ -129,6 +129,15 @@ fn cpu_features() -> Cpu {
     )
 }
 
+/// CMake variables that may be set from the environment.
+const PASSED_ON: [&str; 5] = [
+    "CMAKE_C_COMPILER_LAUNCHER",
+    "CMAKE_CXX_COMPILER_LAUNCHER",
+    "CMAKE_CUDA_COMPILER_LAUNCHER",
+    "CMAKE_CUDA_ARCHITECTURES",
+    "G4_CUDA_PRUNE",
+];
+
 /// Compiles the staged source as shared libraries, always optimised, into `lib_dir`.
 fn compile(manifest_dir: &Path, staged: &Path, lib_dir: &Path, cpu: &Cpu) -> Result<(), Failure> {
     let mut cmake = cmake::Config::new(manifest_dir.join("vendor"));
@@ -160,9 +169,10 @@ fn compile(manifest_dir: &Path, staged: &Path, lib_dir: &Path, cpu: &Cpu) -> Res
             .define("GGML_CPU_ALL_VARIANTS", "ON")
             .define("G4_CPU_FEATURES", ""),
     };
-    for launcher in ["CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER"] {
-        if let Ok(value) = env::var(launcher) {
-            cmake.define(launcher, value);
+    for name in PASSED_ON {
+        println!("cargo::rerun-if-env-changed={name}");
+        if let Ok(value) = env::var(name) {
+            cmake.define(name, value);
         }
     }
     cmake.build();
@@ -179,6 +189,8 @@ fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failur
         .prepend_enum_name(false)
         .layout_tests(true)
         .generate_comments(false)
+        // PyPI's libclang comes without the compiler's own headers (stddef.h).
+        .clang_args(compiler_headers())
         .allowlist_item("(ggml|gguf|GGML|GGUF)_.*")
         .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|e| e.to_string())?)
         .rust_edition(bindgen::RustEdition::Edition2024)
@@ -194,6 +206,21 @@ fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failur
         fs::write(path, bindings)?;
     }
     Ok(())
+}
+
+/// The C compiler's own include folder, as the last place to look in.
+fn compiler_headers() -> Vec<String> {
+    let compiler = env::var_os("CC").unwrap_or("cc".into());
+    let output = Command::new(compiler)
+        .arg("-print-file-name=include")
+        .output();
+    let dir = output
+        .ok()
+        .filter(|o| o.status.success())
+        .and_then(|o| String::from_utf8(o.stdout).ok());
+    dir.map(|dir| format!("-idirafter{}", dir.trim()))
+        .into_iter()
+        .collect()
 }
 
 /// Links the shared libraries and tells the executables where to find them.

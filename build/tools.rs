@@ -16,14 +16,14 @@ pub fn restart_with_local_tools(manifest_dir: &Path) -> Result<Option<ExitCode>,
     for name in ["CMAKE", "LIBCLANG_PATH", "CUDACXX"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    let venv = manifest_dir.join(".tools/py");
+    let wheels = manifest_dir.join(".tools/py");
     let mut extra: Vec<(&str, PathBuf)> = Vec::new();
-    let cmake = venv.join("bin/cmake");
+    let cmake = wheels.join("cmake/data/bin/cmake");
     if !runs(cmake_program()) && runs(&cmake) {
         extra.push(("CMAKE", cmake));
     }
     if !has_system_libclang() {
-        extra.extend(wheel_libclang(&venv).map(|dir| ("LIBCLANG_PATH", dir)));
+        extra.extend(wheel_libclang(&wheels).map(|dir| ("LIBCLANG_PATH", dir)));
     }
     let nvcc = manifest_dir.join(".tools/cuda/bin/nvcc");
     if crate::feature("CUDA") && !runs(nvcc_program()) && runs(&nvcc) {
@@ -129,9 +129,6 @@ fn holds_libclang(dir: &Path) -> bool {
 }
 
 /// The library folder of PyPI's `libclang` wheel.
-fn wheel_libclang(venv: &Path) -> Option<PathBuf> {
-    let mut pythons = fs::read_dir(venv.join("lib")).ok()?.flatten();
-    let dir = pythons
-        .find_map(|p| Some(p.path().join("site-packages/clang/native")).filter(|d| d.is_dir()));
-    dir.filter(|d| holds_libclang(d))
+fn wheel_libclang(wheels: &Path) -> Option<PathBuf> {
+    Some(wheels.join("clang/native")).filter(|dir| holds_libclang(dir))
 }

@@ -1,0 +1,50 @@
+# Everything a developer or CI does, by name. `make` alone builds.
+SHELL := /bin/bash
+CARGO ?= cargo
+# Features of what is tested and bundled beside the default build.
+FEATURES ?= llama
+
+.PHONY: build test check patches series-hash vendor-check tools cuda-toolchain cuda-check bundle
+
+build:
+	$(CARGO) build --release
+
+test:
+	$(CARGO) test --features $(FEATURES)
+
+# Formatting, lints with and without the peer, documentation, the patch series, the pin.
+check: patches vendor-check
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
+
+# The series against its rules: names, headers, index, call sites. That it applies to the pin
+# without offset and gives the recorded tree is proven by every build.
+patches:
+	scripts/check-patches.sh
+
+# Records the hash of the patched tree after an intended change of ggml-patches/.
+series-hash:
+	G4_UPDATE_SERIES_HASH=1 $(CARGO) check --lib
+	@grep '^Series-SHA256' ggml-patches/README.md
+
+# The pin: the lock file holds the version that the manifest names, with a checksum.
+vendor-check:
+	scripts/vendor-check.sh
+
+# cmake and libclang from PyPI into .tools/py, for machines without root.
+tools:
+	python3 -m pip install --quiet --upgrade --target .tools/py 'cmake==3.31.6' 'libclang==18.1.1'
+
+# nvcc 13.0 from PyPI into .tools/cuda: compiles CUDA code, needs no GPU.
+cuda-toolchain:
+	scripts/cuda-toolchain.sh
+
+# Compiles (does not run) our CUDA files and every .cu file that a patch touches.
+cuda-check: cuda-toolchain
+	scripts/cuda-check.sh
+
+# A folder for a GPU host without Rust and without network: see scripts/bundle.sh.
+bundle:
+	scripts/bundle.sh $(FEATURES)

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Compiles for sm_90, with the flags of the real build, our own CUDA files, every .cu file that a
+# patch touches, and one instance of each patched kernel header that no such file covers.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+staged=$(scripts/staged.sh)/staged
+build=$PWD/target/cuda-check
+cuda=ggml/src/ggml-cuda
+export CUDACXX=${CUDACXX:-$PWD/.tools/cuda/bin/nvcc}
+cmake=cmake
+command -v cmake >/dev/null || cmake=.tools/py/cmake/data/bin/cmake
+
+$cmake -S vendor -B "$build" -DG4_STAGED="$staged" -DG4_LIB_DIR="$build/lib" \
+    -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DGGML_CPU=OFF -DGGML_CCACHE=OFF \
+    -DGGML_CUDA=ON -DGGML_CUDA_GRAPHS=ON -DGGML_CUDA_NCCL=OFF -DCMAKE_CUDA_ARCHITECTURES=90 \
+    -DCMAKE_BUILD_TYPE=Release -G 'Unix Makefiles' >"$build.log" || { cat "$build.log"; exit 1; }
+
+files=$(
+    for file in ggml-patches/files/*.cu; do basename "$file"; done
+    sed -n "s|^+++ b/$cuda/\(.*\.cu\)$|\1|p" ggml-patches/*.patch
+    grep -qh "^+++ b/$cuda/mmq.cuh" ggml-patches/*.patch && echo template-instances/mmq-instance-q4_0.cu
+    grep -qh "^+++ b/$cuda/fattn-vec.cuh" ggml-patches/*.patch && echo template-instances/fattn-vec-instance-f16-f16.cu
+    true
+)
+mapfile -t objects < <(sort -u <<<"$files" | sed 's/$/.o/')
+time make --no-print-directory -C "$build/$cuda" -j"$(nproc)" "${objects[@]}"
+echo "cuda-check: ${#objects[@]} files compiled"
