@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::mask::visible;
 use proptest::prelude::*;
 
 /// The ring as memory: what each slot really holds, updated write by write.
@@ -85,6 +86,31 @@ proptest! {
             prop_assert!(allowed.is_err() || is_whole, "{} of {}", new_end, memory.end_max);
             prop_assert!(memory.end < memory.end_max || allowed.is_ok() == is_whole);
             if allowed.is_ok() {
+                memory.end = new_end;
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_rollback_no_visible_slot_holds_a_dropped_token(
+        n_swa in 1_usize..12, chunk in 1_usize..12,
+        steps in proptest::collection::vec((1_usize..12, 0_usize..12), 1..40),
+    ) {
+        let rows = n_swa - 1 + chunk;
+        let mut memory = Memory::new(rows);
+        for (n_tokens, n_dropped) in steps {
+            let n_past = memory.end;
+            memory.write(n_tokens.min(chunk), 0);
+            for p in n_past..memory.end {
+                for s in 0..rows {
+                    let position = slot_position(s, memory.end, rows);
+                    if visible(p, position, Some(n_swa)) {
+                        prop_assert_eq!(memory.slots[s], position);
+                    }
+                }
+            }
+            let new_end = memory.end.saturating_sub(n_dropped);
+            if can_truncate(memory.end_max, new_end, rows, n_swa).is_ok() {
                 memory.end = new_end;
             }
         }
