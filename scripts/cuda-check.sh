@@ -13,7 +13,7 @@ command -v cmake >/dev/null || cmake=.tools/py/cmake/data/bin/cmake
 
 $cmake -S vendor -B "$build" -DG4_STAGED="$staged" -DG4_LIB_DIR="$build/lib" \
     -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DGGML_CPU=OFF -DGGML_CCACHE=OFF \
-    -DGGML_CUDA=ON -DGGML_CUDA_GRAPHS=ON -DGGML_CUDA_NCCL=OFF -DCMAKE_CUDA_ARCHITECTURES=90 \
+    -DGGML_CUDA=ON -DGGML_CUDA_GRAPHS=ON -DGGML_CUDA_NCCL=OFF -DCMAKE_CUDA_ARCHITECTURES=90-real \
     -DCMAKE_BUILD_TYPE=Release -G 'Unix Makefiles' >"$build.log" || { cat "$build.log"; exit 1; }
 
 files=$(
@@ -23,6 +23,13 @@ files=$(
     grep -qh "^+++ b/$cuda/fattn-vec.cuh" ggml-patches/*.patch && echo template-instances/fattn-vec-instance-f16-f16.cu
     true
 )
+# Each instance that the pruned build does not compile has its stand-in in g4-prune.cu.
+instances() { grep -h '^DECL_' "$@" | tr -d ' ' | sort -u; }
+left_out=$(sed -n 's/.*"\(fattn-tile-instance.*\)").*/\1/p' vendor/CMakeLists.txt)
+missing=$(comm -23 <(instances $(ls "$staged/$cuda"/template-instances/*.cu | grep -E "$left_out")) \
+    <(instances ggml-patches/files/g4-prune.cu))
+[ -z "$missing" ] || { echo "cuda-check: g4-prune.cu lacks $missing" >&2; exit 1; }
+
 mapfile -t objects < <(sort -u <<<"$files" | sed 's/$/.o/')
 time make --no-print-directory -C "$build/$cuda" -j"$(nproc)" "${objects[@]}"
 echo "cuda-check: ${#objects[@]} files compiled"
