@@ -13,4 +13,10 @@ pub enum Error {
     /// A GGUF file that is not a usable Gemma-4 model.
     #[error(transparent)]
     Config(#[from] crate::model::ConfigError),
+    /// A failure inside the ggml layer.
+    #[error(transparent)]
+    Ggml(#[from] crate::ggml::GgmlError),
+    /// A failure of planning or running.
+    #[error(transparent)]
+    Engine(#[from] crate::engine::EngineError),
 }

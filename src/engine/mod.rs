@@ -1,8 +1,344 @@
-//! engine (to be written).
+//! The engine: a loaded model on a device, and sessions that read prompts with it.
+//!
+//! Arithmetic lives in `plan`, `ring`, `mask` and `bucket`; this module loads, owns and runs.
 
-pub mod bucket;
 pub mod budget;
+mod fill;
+pub mod graph_pool;
+pub mod kv_cache;
 pub mod mask;
+pub mod options;
 pub mod plan;
 pub mod ring;
 pub mod sampler;
+pub mod session;
+
+pub use crate::graph::bucket;
+pub use options::{EngineOptions, Place, Readback, Switches};
+pub use plan::{Chunk, Rows};
+pub use session::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Session};
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::ggml::{Backend, Device, dequantize_row, load_backends};
+use crate::gguf::GgufFile;
+use crate::model::weights::{Weights, WeightsMode, WeightsPlan, tensor};
+use crate::model::{Config, names};
+
+/// A failure of planning or running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The prompt cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] plan::PlanError),
+    /// The rings forbid it.
+    #[error(transparent)]
+    Ring(#[from] ring::RingError),
+    /// A mask cannot be right.
+    #[error(transparent)]
+    Mask(#[from] mask::MaskError),
+    /// A token id is not in the vocabulary.
+    #[error("token {index}: expected an id below {n_vocab}, found {token}")]
+    TokenOutOfRange {
+        /// Index in the prompt.
+        index: usize,
+        /// The id.
+        token: u32,
+        /// Vocabulary size.
+        n_vocab: usize,
+    },
+    /// More tokens than the context holds.
+    #[error("{n} tokens do not fit: the context is {n_ctx} tokens ({source_of_limit})")]
+    ContextExceeded {
+        /// Tokens needed.
+        n: usize,
+        /// Context in tokens.
+        n_ctx: usize,
+        /// Where the limit comes from.
+        source_of_limit: &'static str,
+    },
+    /// Truncation to more tokens than there are.
+    #[error("cannot truncate to {n} tokens: the session holds {n_past}")]
+    TruncateBeyondEnd {
+        /// Wanted length.
+        n: usize,
+        /// Length.
+        n_past: usize,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled after {processed} of {total} tokens")]
+    Cancelled {
+        /// Tokens computed.
+        processed: usize,
+        /// Tokens asked for.
+        total: usize,
+    },
+    /// An option is out of range.
+    #[error("{option}: expected {expected}, found {found}")]
+    Option {
+        /// Option name.
+        option: &'static str,
+        /// What is allowed.
+        expected: &'static str,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// Where a load stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes uploaded.
+    pub done_bytes: u64,
+    /// Bytes in total.
+    pub total_bytes: u64,
+}
+
+/// Which weight type was chosen, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightsChoice {
+    /// Matrices are BF16.
+    pub bf16: bool,
+    /// Bytes on the device.
+    pub bytes: u64,
+    /// Reason in words.
+    pub reason: String,
+}
+
+/// A model on a device.
+pub struct Engine {
+    options: EngineOptions,
+    config: Config,
+    weights: Weights,
+    choice: WeightsChoice,
+    file: GgufFile,
+    device: Device,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Engine({} layers on {:?})",
+            self.config.n_layer, self.device
+        )
+    }
+}
+
+fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
+    let out_of = |option, expected, found: usize| {
+        Err(EngineError::Option {
+            option,
+            expected,
+            found: found.to_string(),
+        })
+    };
+    if !(1..=65536).contains(&options.chunk) {
+        return out_of("chunk", "1 to 65536 tokens", options.chunk);
+    }
+    if !(1..=1024).contains(&options.n_threads) {
+        return out_of("threads", "1 to 1024", options.n_threads);
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// The file is no readable Gemma-4 model, no such device, out of memory.
+    ///
+    /// # Example
+    /// ```no_run
+    /// use g4prefill::engine::{Engine, EngineOptions, PrefillControl, Rows};
+    ///
+    /// let engine = Engine::load("model.gguf".as_ref(), EngineOptions::default(), &mut |_| {})?;
+    /// let mut session = engine.session(4096)?;
+    /// let logits = session.prefill(&[2, 17, 42], &Rows::Last, &mut PrefillControl::default())?;
+    /// assert_eq!(logits.data.len(), engine.config().n_vocab);
+    /// # Ok::<(), g4prefill::Error>(())
+    /// ```
+    pub fn load(
+        path: &Path,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Arc<Self>> {
+        check_options(&options)?;
+        let file = GgufFile::open(path)?;
+        let config = Config::from_gguf(&file)?;
+        names::check(&file, &config)?;
+        load_backends(options.backend_dir.as_deref())?;
+        let device = Device::find(options.device)?;
+        let backend = Backend::open(device, options.n_threads)?;
+        let (plan, choice) = choose_weights(&file, &config, &options, &backend)?;
+        let weights = plan.load(&file, &backend, options.n_threads, &mut |done, total| {
+            progress(LoadProgress {
+                done_bytes: done,
+                total_bytes: total,
+            });
+        })?;
+        Ok(Arc::new(Self {
+            options,
+            config,
+            weights,
+            choice,
+            file,
+            device,
+        }))
+    }
+
+    /// The options it was loaded with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The model file.
+    pub fn file(&self) -> &GgufFile {
+        &self.file
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The weight type that was chosen.
+    pub fn weights_choice(&self) -> &WeightsChoice {
+        &self.choice
+    }
+
+    pub(crate) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    pub(crate) fn is_cpu(&self) -> bool {
+        self.device.is_cpu()
+    }
+
+    pub(crate) fn open_backend(&self) -> Result<Backend> {
+        Ok(Backend::open(self.device, self.options.n_threads)?)
+    }
+
+    /// Largest context of this engine, in tokens.
+    pub fn context_limit(&self) -> usize {
+        if self.options.n_ctx > 0 {
+            self.options.n_ctx
+        } else {
+            self.config.n_ctx_train
+        }
+    }
+
+    /// Tokens to allocate for `n`, or why they do not fit.
+    pub(crate) fn check_context(&self, n: usize) -> Result<usize, EngineError> {
+        let n_ctx = self.context_limit();
+        if n > n_ctx {
+            let source_of_limit = if self.options.n_ctx > 0 {
+                "the n_ctx option"
+            } else {
+                "the model's training"
+            };
+            return Err(EngineError::ContextExceeded {
+                n,
+                n_ctx,
+                source_of_limit,
+            });
+        }
+        Ok(n.max(1))
+    }
+
+    /// Starts a session with room for `n_reserve` tokens.
+    ///
+    /// # Errors
+    /// More tokens than the context, out of memory.
+    pub fn session(self: &Arc<Self>, n_reserve: usize) -> Result<Session> {
+        Session::new(self, n_reserve)
+    }
+
+    /// Gathers per-layer embedding rows on the host: `[n_ple * layers, tokens]`.
+    pub(crate) fn host_ple(
+        &self,
+        tokens: &[u32],
+        layers: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let n_ple = self.config.n_embd_per_layer;
+        let entry = tensor(&self.file, names::PER_LAYER_TOKEN_EMBD)?;
+        let data = self.file.tensor_data(entry);
+        let bytes = |n: usize| {
+            entry
+                .dtype
+                .row_bytes(n as u64)
+                .and_then(|b| usize::try_from(b).ok())
+                .unwrap_or(0)
+        };
+        let row = bytes(n_ple * self.config.n_layer);
+        let (first, len) = (bytes(n_ple * layers.start), bytes(n_ple * layers.len()));
+        let n = n_ple * layers.len();
+        for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(n.max(1))) {
+            let start = token as usize * row + first;
+            let src = data.get(start..start + len).unwrap_or_default();
+            dequantize_row(entry.dtype, src, out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Decides native or BF16: BF16 pays on GPUs of compute capability 9.0 and newer, when it fits
+/// beside a quarter of the memory for caches and graphs.
+fn choose_weights(
+    file: &GgufFile,
+    config: &Config,
+    options: &EngineOptions,
+    backend: &Backend,
+) -> Result<(WeightsPlan, WeightsChoice)> {
+    let native = WeightsPlan::new(file, config, false)?;
+    let bf16 = WeightsPlan::new(file, config, true)?;
+    let chosen = |plan: WeightsPlan, is_bf16, reason: String| {
+        let choice = WeightsChoice {
+            bf16: is_bf16,
+            bytes: plan.bytes(),
+            reason,
+        };
+        Ok((plan, choice))
+    };
+    match options.weights {
+        WeightsMode::Native => return chosen(native, false, "asked for".to_owned()),
+        WeightsMode::Bf16 => return chosen(bf16, true, "asked for".to_owned()),
+        WeightsMode::Auto => {}
+    }
+    let Some(cuda) = backend.cuda() else {
+        return chosen(
+            native,
+            false,
+            "no GPU that multiplies BF16 faster".to_owned(),
+        );
+    };
+    if cuda.compute_cap < 900 {
+        let reason = format!("compute capability {} is below 900", cuda.compute_cap);
+        return chosen(native, false, reason);
+    }
+    match backend.device().memory() {
+        Some((free, _)) if bf16.bytes() <= free / 4 * 3 => {
+            let reason = format!("{} of {free} free bytes", bf16.bytes());
+            chosen(bf16, true, reason)
+        }
+        Some((free, _)) => {
+            let reason = format!("BF16 needs {} of {free} free bytes", bf16.bytes());
+            chosen(native, false, reason)
+        }
+        None => chosen(
+            native,
+            false,
+            "the device does not report its memory".to_owned(),
+        ),
+    }
+}

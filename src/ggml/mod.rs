@@ -1,1 +1,33 @@
-//! ggml (to be written).
+//! The fence: the only module with `unsafe` and the only one that talks to ggml.
+//!
+//! What it promises: a handle is owned by one value and freed once; a graph keeps alive all that
+//! it points to; every operation checks what ggml would abort on; nothing outside sees a raw
+//! pointer. What it cannot promise is listed under `# Aborts`: a failing device ends the process.
+//!
+//! Threads: a [`Backend`] is used by one thread at a time; stores may be shared.
+#![allow(unsafe_code)]
+
+mod backend;
+mod callbacks;
+mod cuda_ext;
+mod graph;
+mod mapping;
+mod ops;
+mod quant;
+mod staging;
+mod status;
+mod store;
+mod sys;
+mod tensor;
+
+pub use backend::{Backend, Device, DeviceChoice, devices, load_backends};
+pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
+pub use cuda_ext::{Band, CudaExt, GraphCounters};
+pub use graph::{Arena, Graph, GraphBuilder, NodeInfo};
+pub use mapping::Mapping;
+pub use ops::{Rope, View};
+pub use quant::{dequantize_row, to_bf16};
+pub use staging::{HostMemory, Span, Staging, read_back};
+pub use status::GgmlError;
+pub use store::{Block, Store, StoreId, TensorSpec};
+pub use tensor::{Dims, TensorId};

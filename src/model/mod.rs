@@ -9,6 +9,7 @@
 mod config;
 mod error;
 pub mod names;
+pub mod weights;
 
 #[cfg(test)]
 mod tests;

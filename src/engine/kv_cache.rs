@@ -1,0 +1,163 @@
+//! The K/V caches of a session: linear for global layers, rings for sliding ones.
+//!
+//! Layout: `[n_embd_head * n_head_kv, rows + 1]` per layer that owns K/V, all heads of a position
+//! together. The last row is scratch: padding rows write there and attention never reads it
+//! (trap T01). Memory is zeroed, so that hidden cells are finite (T06).
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::engine::{bucket, ring};
+use crate::ggml::{Backend, Dims, Store, TensorSpec};
+use crate::gguf::DType;
+use crate::graph::KvTensors;
+use crate::model::Config;
+
+/// The caches and their sizes.
+#[derive(Debug)]
+pub struct KvCache {
+    /// What the graph reads and writes.
+    pub tensors: KvTensors,
+    /// Rows of the linear caches, a multiple of 256, without scratch.
+    pub n_ctx_rows: usize,
+    /// Rows of the rings, without scratch.
+    pub ring_rows: usize,
+}
+
+/// Which cache of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Keys.
+    K,
+    /// Values.
+    V,
+}
+
+/// Rows of the rings for a context: a session no longer than the ring never wraps it.
+pub fn ring_rows_for(config: &Config, chunk: usize, n_ctx_rows: usize) -> usize {
+    ring::ring_rows(config.n_swa, chunk).min(n_ctx_rows)
+}
+
+fn specs(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> Vec<TensorSpec> {
+    let owners = config.layers.iter().filter(|l| l.owns_kv);
+    owners
+        .flat_map(|l| {
+            let rows = 1 + if l.is_swa { ring_rows } else { n_ctx_rows };
+            let dims = Dims::new(&[l.n_embd_head * l.n_head_kv, rows]);
+            ["k", "v"].map(|side| TensorSpec {
+                name: format!("g4_cache_{side}-{}", l.il),
+                dtype,
+                dims,
+                only_mul_mat: false,
+            })
+        })
+        .collect()
+}
+
+/// Bytes of the linear caches and of the rings.
+pub fn bytes(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> (u64, u64) {
+    let (mut global, mut swa) = (0, 0);
+    for l in config.layers.iter().filter(|l| l.owns_kv) {
+        let row = dtype
+            .row_bytes((l.n_embd_head * l.n_head_kv) as u64)
+            .unwrap_or(0);
+        if l.is_swa {
+            swa += 2 * row * (ring_rows as u64 + 1);
+        } else {
+            global += 2 * row * (n_ctx_rows as u64 + 1);
+        }
+    }
+    (global, swa)
+}
+
+impl KvCache {
+    /// Allocates zeroed caches for `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// Out of memory; a row that is not whole blocks of `dtype`.
+    pub fn allocate(
+        backend: &Backend,
+        config: &Config,
+        n_ctx: usize,
+        chunk: usize,
+        dtype: DType,
+    ) -> Result<Self> {
+        let n_ctx_rows = bucket::pad_kv(n_ctx.max(1));
+        let ring_rows = ring_rows_for(config, chunk, n_ctx_rows);
+        let specs = specs(config, n_ctx_rows, ring_rows, dtype);
+        let store = Store::allocate(backend, &specs, "K/V caches", true, false)?;
+        let mut next = 0;
+        let layers = config
+            .layers
+            .iter()
+            .map(|l| {
+                if !l.owns_kv {
+                    return None;
+                }
+                let pair = store.id(next).zip(store.id(next + 1));
+                next += 2;
+                pair
+            })
+            .collect();
+        let tensors = KvTensors {
+            store: Arc::new(store),
+            layers,
+            dtype,
+        };
+        Ok(Self {
+            tensors,
+            n_ctx_rows,
+            ring_rows,
+        })
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.store.bytes()
+    }
+
+    /// Copies what `old` holds: a ring that is still growing has not wrapped, so its rows keep
+    /// their slots.
+    ///
+    /// # Errors
+    /// A read or write outside a cache, which would be a defect.
+    pub fn copy_from(&mut self, old: &Self) -> Result<()> {
+        let Some(store) = Arc::get_mut(&mut self.tensors.store) else {
+            return Err(crate::ggml::GgmlError::ForeignTensor.into());
+        };
+        for (new, old_pair) in self.tensors.layers.iter().zip(&old.tensors.layers) {
+            let (Some(new), Some(from)) = (new, old_pair) else {
+                continue;
+            };
+            for (to, from) in [(new.0, from.0), (new.1, from.1)] {
+                let n = old.tensors.store.tensor_bytes(from)?;
+                let mut bytes = vec![0; n];
+                old.tensors.store.read(from, 0, &mut bytes)?;
+                store.write(to, 0, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills every cache with one byte (tests poison it). No graph may hold the caches.
+    ///
+    /// # Errors
+    /// The caches are in use by a graph.
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        let store =
+            Arc::get_mut(&mut self.tensors.store).ok_or(crate::ggml::GgmlError::ForeignTensor)?;
+        store.fill(byte);
+        Ok(())
+    }
+
+    /// Raw bytes of one row of a layer's cache.
+    ///
+    /// # Errors
+    /// The layer owns no cache or has no such row.
+    pub fn row(&self, il: usize, side: Side, row: usize) -> Result<Vec<u8>> {
+        let pair = self.tensors.layers.get(il).copied().flatten();
+        let (k, v) = pair.ok_or(crate::ggml::GgmlError::ForeignTensor)?;
+        let id = if side == Side::K { k } else { v };
+        Ok(self.tensors.store.row_bytes(id, row)?)
+    }
+}

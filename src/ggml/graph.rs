@@ -1,0 +1,535 @@
+//! Building a graph, placing it in the arena, running it.
+//!
+//! A [`Graph`] keeps alive everything its nodes point to: its own headers, the stores and the
+//! block it reads, and the arena its intermediate results live in.
+
+use std::ffi::{CStr, CString};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::backend::{Backend, Device};
+use super::status::GgmlError;
+use super::store::{Block, Context, Store, StoreId};
+use super::sys;
+use super::tensor::{Dims, TensorId, check_new};
+use crate::gguf::DType;
+
+static NEXT_GRAPH: AtomicU32 = AtomicU32::new(1);
+
+/// Collects nodes; every constructor in `ops.rs` is a method of it.
+pub struct GraphBuilder {
+    id: u32,
+    tensors: Vec<NonNull<sys::ggml_tensor>>,
+    graph: NonNull<sys::ggml_cgraph>,
+    limit: usize,
+    n_created: usize,
+    stores: Vec<Arc<Store>>,
+    blocks: Vec<Block>,
+    context: Context,
+}
+
+impl std::fmt::Debug for GraphBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "GraphBuilder({} tensors of {})",
+            self.n_created, self.limit
+        )
+    }
+}
+
+impl GraphBuilder {
+    /// Starts a graph of at most `limit` tensors.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when the headers do not fit in memory.
+    pub fn new(limit: usize) -> Result<Self, GgmlError> {
+        let context = Context::new(limit, true)?;
+        // SAFETY: the context was sized for a graph of `limit` nodes.
+        let graph = unsafe { sys::ggml_new_graph_custom(context.as_ptr(), limit, false) };
+        let graph = NonNull::new(graph).ok_or(GgmlError::NodeBudget { limit })?;
+        Ok(Self {
+            id: NEXT_GRAPH.fetch_add(1, Ordering::Relaxed),
+            tensors: Vec::new(),
+            graph,
+            limit,
+            n_created: 0,
+            stores: Vec::new(),
+            blocks: Vec::new(),
+            context,
+        })
+    }
+
+    pub(super) fn ctx(&self) -> *mut sys::ggml_context {
+        self.context.as_ptr()
+    }
+
+    pub(super) fn pointer(&self, id: TensorId) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
+        if id.graph != self.id {
+            return Err(GgmlError::ForeignTensor);
+        }
+        self.tensors
+            .get(id.index as usize)
+            .copied()
+            .ok_or(GgmlError::ForeignTensor)
+    }
+
+    /// Makes room for `n` headers; ggml would end the process when its context is full.
+    pub(super) fn room(&mut self, n: usize) -> Result<(), GgmlError> {
+        self.n_created += n;
+        if self.n_created > self.limit {
+            return Err(GgmlError::NodeBudget { limit: self.limit });
+        }
+        Ok(())
+    }
+
+    pub(super) fn push(&mut self, ptr: *mut sys::ggml_tensor) -> Result<TensorId, GgmlError> {
+        let ptr = NonNull::new(ptr).ok_or(GgmlError::NodeBudget { limit: self.limit })?;
+        let index = u32::try_from(self.tensors.len()).unwrap_or(u32::MAX);
+        self.tensors.push(ptr);
+        Ok(TensorId {
+            graph: self.id,
+            index,
+        })
+    }
+
+    /// Shape of a tensor.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
+    pub fn dims(&self, id: TensorId) -> Result<Dims, GgmlError> {
+        let tensor = self.pointer(id)?;
+        // SAFETY: the header is alive while the builder is.
+        let ne = unsafe { tensor.as_ref() }.ne;
+        Ok(Dims::new(&ne.map(|n| usize::try_from(n).unwrap_or(0))))
+    }
+
+    /// Takes a stored tensor (weight, K/V) into the graph.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] when `id` is not of `store`.
+    pub fn import(&mut self, store: &Arc<Store>, id: StoreId) -> Result<TensorId, GgmlError> {
+        let ptr = store.pointer(id)?;
+        if !self.stores.iter().any(|s| Arc::ptr_eq(s, store)) {
+            self.stores.push(Arc::clone(store));
+        }
+        self.push(ptr.as_ptr())
+    }
+
+    /// Declares an input at a fixed offset of the block (invariant I2).
+    ///
+    /// # Errors
+    /// [`GgmlError::Range`] when it does not fit in the block.
+    pub fn input(
+        &mut self,
+        block: &Block,
+        offset: usize,
+        dtype: DType,
+        dims: Dims,
+        name: &str,
+    ) -> Result<TensorId, GgmlError> {
+        check_new(dtype, &dims)?;
+        self.room(1)?;
+        let ne = dims.as_ne();
+        // SAFETY: room was checked, the type is known, rows are whole blocks.
+        let ptr = unsafe { sys::ggml_new_tensor(self.ctx(), dtype.id() as _, 4, ne.as_ptr()) };
+        let id = self.push(ptr)?;
+        // SAFETY: the header is alive.
+        let bytes = unsafe { sys::ggml_nbytes(ptr) };
+        super::store::range("input block", offset, bytes, block.bytes())?;
+        // SAFETY: the range lies inside the block; the tensor has no buffer yet.
+        let status =
+            unsafe { sys::ggml_backend_tensor_alloc(block.buffer(), ptr, block.address(offset)) };
+        super::status::check(status, "input placement")?;
+        // SAFETY: the header is alive.
+        unsafe { sys::ggml_set_input(ptr) };
+        self.blocks.push(block.clone());
+        self.name(id, name)?;
+        Ok(id)
+    }
+
+    /// Names a tensor.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
+    pub fn name(&self, id: TensorId, name: &str) -> Result<TensorId, GgmlError> {
+        let ptr = self.pointer(id)?;
+        if let Ok(name) = CString::new(name) {
+            // SAFETY: header alive, name NUL-terminated; ggml truncates it.
+            unsafe { sys::ggml_set_name(ptr.as_ptr(), name.as_ptr()) };
+        }
+        Ok(id)
+    }
+
+    /// Appends the nodes that `id` needs, in order, up to and including it.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
+    pub fn expand(&mut self, id: TensorId) -> Result<TensorId, GgmlError> {
+        let ptr = self.pointer(id)?;
+        // SAFETY: the graph has room for every tensor that `room` admitted.
+        unsafe { sys::ggml_build_forward_expand(self.graph.as_ptr(), ptr.as_ptr()) };
+        Ok(id)
+    }
+
+    /// Marks a tensor whose memory must survive until the graph has run, and expands it.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
+    pub fn output(&mut self, id: TensorId) -> Result<TensorId, GgmlError> {
+        let ptr = self.pointer(id)?;
+        // SAFETY: the header is alive.
+        unsafe { sys::ggml_set_output(ptr.as_ptr()) };
+        self.expand(id)
+    }
+
+    /// Places all intermediate results in the arena and closes the graph.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when the arena cannot grow; [`GgmlError::Unsupported`] when the
+    /// backend refuses a node and `allow_fallback` is not set.
+    pub fn finish(self, arena: &mut Arena, backend: &Backend) -> Result<Graph, GgmlError> {
+        let generation = arena.place(self.graph)?;
+        let mut graph = Graph {
+            id: self.id,
+            tensors: self.tensors,
+            graph: self.graph,
+            generation,
+            arena: Arc::clone(&arena.shared),
+            fingerprint: 0,
+            _stores: self.stores,
+            _blocks: self.blocks,
+            _context: self.context,
+        };
+        graph.check_supported(backend)?;
+        graph.fingerprint = graph.compute_fingerprint();
+        Ok(graph)
+    }
+}
+
+struct ArenaShared {
+    galloc: NonNull<sys::ggml_gallocr>,
+    generation: AtomicU64,
+}
+
+// SAFETY: the allocator is used through `&mut Arena` only; sharing carries the generation number.
+unsafe impl Send for ArenaShared {}
+// SAFETY: as above.
+unsafe impl Sync for ArenaShared {}
+
+impl Drop for ArenaShared {
+    fn drop(&mut self) {
+        // SAFETY: created by ggml_gallocr_new, freed once, after the last graph placed in it.
+        unsafe { sys::ggml_gallocr_free(self.galloc.as_ptr()) };
+    }
+}
+
+/// One compute buffer that all graphs of a session are placed in (invariant I6).
+pub struct Arena {
+    shared: Arc<ArenaShared>,
+    device: Device,
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Arena({} bytes, generation {})",
+            self.bytes(),
+            self.generation()
+        )
+    }
+}
+
+impl Arena {
+    /// Makes an empty arena on the backend's device.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when the allocator cannot be created.
+    pub fn new(backend: &Backend) -> Result<Self, GgmlError> {
+        let device = backend.device();
+        // SAFETY: the device's buffer type is static.
+        let galloc = unsafe { sys::ggml_gallocr_new(device.default_buft()) };
+        let galloc = NonNull::new(galloc).ok_or_else(|| GgmlError::Alloc {
+            what: "graph allocator",
+            bytes: 0,
+            device: device.name(),
+        })?;
+        let shared = ArenaShared {
+            galloc,
+            generation: AtomicU64::new(1),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            device,
+        })
+    }
+
+    /// Bytes of the compute buffer.
+    pub fn bytes(&self) -> usize {
+        // SAFETY: the allocator is alive and has one buffer.
+        unsafe { sys::ggml_gallocr_get_buffer_size(self.shared.galloc.as_ptr(), 0) }
+    }
+
+    /// Number that rises when the buffer moves; graphs of an older one refuse to run.
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    fn place(&mut self, graph: NonNull<sys::ggml_cgraph>) -> Result<u64, GgmlError> {
+        let before = self.bytes();
+        // SAFETY: allocator and graph are alive; inputs and weights already have addresses, so
+        // only intermediate results are placed. Placing one graph does not touch others: their
+        // tensors keep the addresses they were given.
+        let ok =
+            unsafe { sys::ggml_gallocr_alloc_graph(self.shared.galloc.as_ptr(), graph.as_ptr()) };
+        if !ok {
+            return Err(GgmlError::Alloc {
+                what: "compute arena",
+                bytes: 0,
+                device: self.device.name(),
+            });
+        }
+        if self.bytes() != before {
+            self.shared.generation.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(self.generation())
+    }
+}
+
+/// A built graph: fixed topology, fixed addresses, to be run many times.
+pub struct Graph {
+    id: u32,
+    tensors: Vec<NonNull<sys::ggml_tensor>>,
+    graph: NonNull<sys::ggml_cgraph>,
+    generation: u64,
+    fingerprint: u64,
+    arena: Arc<ArenaShared>,
+    _stores: Vec<Arc<Store>>,
+    _blocks: Vec<Block>,
+    // Last: the headers that everything above points into.
+    _context: Context,
+}
+
+// SAFETY: headers and graph are plain memory owned by this value.
+unsafe impl Send for Graph {}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph({} nodes)", self.n_nodes())
+    }
+}
+
+impl Graph {
+    pub(super) fn pointer(&self, id: TensorId) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
+        if id.graph != self.id {
+            return Err(GgmlError::ForeignTensor);
+        }
+        self.tensors
+            .get(id.index as usize)
+            .copied()
+            .ok_or(GgmlError::ForeignTensor)
+    }
+
+    pub(super) fn nodes(&self) -> Vec<*mut sys::ggml_tensor> {
+        (0..self.n_nodes())
+            .map(|i| {
+                let i = i32::try_from(i).unwrap_or(i32::MAX);
+                // SAFETY: the index is below the node count.
+                unsafe { sys::ggml_graph_node(self.graph.as_ptr(), i) }
+            })
+            .collect()
+    }
+
+    /// Number of nodes.
+    pub fn n_nodes(&self) -> usize {
+        // SAFETY: the graph is alive.
+        usize::try_from(unsafe { sys::ggml_graph_n_nodes(self.graph.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// Whether the arena has not moved since this graph was placed.
+    pub fn is_current(&self) -> bool {
+        self.generation == self.arena.generation.load(Ordering::Acquire)
+    }
+
+    /// Names and operations of all nodes, in execution order.
+    pub fn describe(&self) -> Vec<NodeInfo> {
+        self.nodes().into_iter().map(node_info).collect()
+    }
+
+    fn check_supported(&self, backend: &Backend) -> Result<(), GgmlError> {
+        for node in self.nodes() {
+            if !backend.supports_op(node) {
+                let info = node_info(node);
+                return Err(GgmlError::Unsupported {
+                    device: backend.device().name(),
+                    op: info.op,
+                    node: info.name,
+                    shapes: info.shapes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Hash of everything that ggml-cuda compares before it replays: per node operation, type,
+    /// shape, strides, parameters, address, view offset and sources.
+    pub fn compute_fingerprint(&self) -> u64 {
+        let mut hash = Fnv::new();
+        for node in self.nodes() {
+            // SAFETY: nodes of a live graph are live headers.
+            let t = unsafe { &*node };
+            hash.add(u64::from(t.op));
+            hash.add(u64::from(t.type_));
+            t.ne.iter().for_each(|n| hash.add(n.unsigned_abs()));
+            t.nb.iter().for_each(|n| hash.add(*n as u64));
+            t.op_params
+                .iter()
+                .for_each(|p| hash.add(u64::from(p.unsigned_abs())));
+            hash.add(t.data.addr() as u64);
+            hash.add(t.view_offs as u64);
+            for src in t.src {
+                hash.add(src.addr() as u64);
+                if !src.is_null() {
+                    // SAFETY: sources of a live node are live headers.
+                    hash.add(unsafe { &*src }.data.addr() as u64);
+                }
+            }
+        }
+        hash.0
+    }
+
+    /// Fails when anything a replay depends on has changed since the graph was built.
+    ///
+    /// # Errors
+    /// [`GgmlError::FingerprintChanged`] naming the bucket.
+    pub fn audit(&self, bucket: &str) -> Result<(), GgmlError> {
+        let now = self.compute_fingerprint();
+        if now == self.fingerprint {
+            return Ok(());
+        }
+        Err(GgmlError::FingerprintChanged {
+            bucket: bucket.to_owned(),
+            built: self.fingerprint,
+            now,
+        })
+    }
+
+    /// Queues the graph on the backend.
+    ///
+    /// # Errors
+    /// [`GgmlError::Compute`] when the arena has moved or the backend fails.
+    ///
+    /// # Aborts
+    /// ggml ends the process when the device fails or a kernel launch runs out of memory.
+    pub fn compute(&mut self, backend: &Backend) -> Result<(), GgmlError> {
+        if !self.is_current() {
+            return Err(GgmlError::Compute {
+                status: -1,
+                what: "a graph of an older arena",
+            });
+        }
+        backend.compute_async(self.graph.as_ptr())
+    }
+
+    /// Fills the arena with one byte between runs (tests; no work may be in flight).
+    pub fn poison_arena(&self, backend: &Backend, byte: u8) {
+        backend.synchronize();
+        for node in self.nodes().into_iter().rev() {
+            // SAFETY: nodes of a live graph are live headers.
+            let t = unsafe { &*node };
+            if t.view_src.is_null() && !t.buffer.is_null() {
+                // SAFETY: a node that is no view was placed by the arena, whose buffer is alive.
+                unsafe { sys::ggml_backend_buffer_clear(t.buffer, byte) };
+                return;
+            }
+        }
+    }
+
+    /// Changes one node's parameters, to show that [`Self::audit`] catches it.
+    #[doc(hidden)]
+    pub fn tamper_for_test(&mut self) {
+        if let Some(node) = self.nodes().first() {
+            // SAFETY: the header is alive and exclusively borrowed through `self`.
+            unsafe { &mut **node }.op_params[15] ^= 1;
+        }
+    }
+
+    pub(super) fn first_node(&self) -> *mut sys::ggml_tensor {
+        self.nodes()
+            .first()
+            .copied()
+            .unwrap_or(std::ptr::null_mut())
+    }
+}
+
+/// One node, for traces and errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Node name.
+    pub name: String,
+    /// Operation name.
+    pub op: String,
+    /// Shape of the result.
+    pub dims: Dims,
+    /// Types and shapes of result and operands.
+    pub shapes: String,
+    /// Names of the operands.
+    pub sources: Vec<String>,
+}
+
+fn text(ptr: *const std::ffi::c_char) -> String {
+    if ptr.is_null() {
+        return String::new();
+    }
+    // SAFETY: ggml's static names and the header's name array are NUL-terminated.
+    unsafe { CStr::from_ptr(ptr) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn type_and_dims(t: &sys::ggml_tensor) -> String {
+    // SAFETY: the type id comes from a tensor that ggml made.
+    let name = text(unsafe { sys::ggml_type_name(t.type_) });
+    format!("{name}{:?}", t.ne)
+}
+
+fn node_info(node: *mut sys::ggml_tensor) -> NodeInfo {
+    // SAFETY: nodes of a live graph are live headers.
+    let t = unsafe { &*node };
+    // SAFETY: the header is alive; the result is a static string.
+    let op = text(unsafe { sys::ggml_op_desc(node) });
+    let mut shapes = type_and_dims(t);
+    let mut sources = Vec::new();
+    for src in t.src.into_iter().filter(|s| !s.is_null()) {
+        // SAFETY: sources of a live node are live headers.
+        let s = unsafe { &*src };
+        shapes.push_str(" <- ");
+        shapes.push_str(&type_and_dims(s));
+        sources.push(text(s.name.as_ptr()));
+    }
+    let dims = Dims::new(&t.ne.map(|n| usize::try_from(n).unwrap_or(0)));
+    NodeInfo {
+        name: text(t.name.as_ptr()),
+        op,
+        dims,
+        shapes,
+        sources,
+    }
+}
+
+/// FNV-1a over 64-bit words.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0 ^ word)
+            .wrapping_mul(0x0000_0100_0000_01b3)
+            .rotate_left(17);
+    }
+}

@@ -1,0 +1,113 @@
+//! The fence's error type and the one place that turns C results into `Result`.
+
+use super::sys;
+
+/// A failure inside the ggml layer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgmlError {
+    /// No CPU backend library was found.
+    #[error("no ggml CPU backend library (libggml-cpu*.so) found in {searched}")]
+    NoBackend {
+        /// Folders that were searched.
+        searched: String,
+    },
+    /// The requested device does not exist.
+    #[error("device {wanted} not found; available: {available}")]
+    DeviceNotFound {
+        /// What was asked for.
+        wanted: String,
+        /// Names of the devices that exist.
+        available: String,
+    },
+    /// A backend could not be started on a device.
+    #[error("backend for device {device} could not be initialised")]
+    BackendInit {
+        /// Device name.
+        device: String,
+    },
+    /// Memory could not be allocated.
+    #[error("{what}: {bytes} bytes could not be allocated on {device}")]
+    Alloc {
+        /// What the memory was for.
+        what: &'static str,
+        /// Requested bytes.
+        bytes: u64,
+        /// Device or buffer type name.
+        device: String,
+    },
+    /// An operation was given operands that ggml would abort on.
+    #[error("{op}: expected {expected}, found {found}")]
+    Shape {
+        /// Operation.
+        op: &'static str,
+        /// What the operation needs.
+        expected: String,
+        /// What it was given.
+        found: String,
+    },
+    /// The graph is larger than the budget it was created with.
+    #[error("graph needs more than its budget of {limit} tensors")]
+    NodeBudget {
+        /// Budget in tensors.
+        limit: usize,
+    },
+    /// The backend has no kernel for an operation at this shape.
+    #[error("{device} cannot compute {op} (node {node}): {shapes}")]
+    Unsupported {
+        /// Device name.
+        device: String,
+        /// Operation name.
+        op: String,
+        /// Node name.
+        node: String,
+        /// Operand types and shapes.
+        shapes: String,
+    },
+    /// ggml reported a failure while computing.
+    #[error("ggml status {status} while computing {what}")]
+    Compute {
+        /// Raw `ggml_status`.
+        status: i64,
+        /// What was being computed.
+        what: &'static str,
+    },
+    /// A tensor handle was used with a graph that does not own it.
+    #[error("tensor handle belongs to another graph or store")]
+    ForeignTensor,
+    /// A read or write would leave the tensor or block.
+    #[error("{what}: {len} bytes at offset {offset} do not fit in {limit} bytes")]
+    Range {
+        /// Which memory.
+        what: &'static str,
+        /// Byte offset.
+        offset: usize,
+        /// Bytes to move.
+        len: usize,
+        /// Bytes available.
+        limit: usize,
+    },
+    /// A captured graph changed although nothing of it may change (invariant I1).
+    #[error(
+        "graph of bucket {bucket} changed since it was built: fingerprint {built:#x}, now {now:#x}"
+    )]
+    FingerprintChanged {
+        /// Bucket label.
+        bucket: String,
+        /// Fingerprint when built.
+        built: u64,
+        /// Fingerprint now.
+        now: u64,
+    },
+}
+
+/// Converts a `ggml_status` into a `Result`.
+pub(super) fn check(status: sys::ggml_status, what: &'static str) -> Result<(), GgmlError> {
+    if status == sys::GGML_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(GgmlError::Compute {
+        status: i64::from(status),
+        what,
+    })
+}

@@ -1,0 +1,497 @@
+//! Device memory: stores of named tensors (weights, K/V) and raw blocks (graph inputs, staging).
+
+use std::ffi::CString;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::backend::{Backend, Device};
+use super::status::GgmlError;
+use super::{sys, tensor::Dims};
+use crate::gguf::DType;
+
+static NEXT_STORE: AtomicU32 = AtomicU32::new(1);
+
+/// An owned ggml context that holds only tensor headers.
+pub(super) struct Context(NonNull<sys::ggml_context>);
+
+impl Context {
+    /// Makes a context for `n_tensors` headers and, optionally, a graph of as many nodes.
+    pub(super) fn new(n_tensors: usize, with_graph: bool) -> Result<Self, GgmlError> {
+        // SAFETY: reads a compile-time size.
+        let per_tensor = unsafe { sys::ggml_tensor_overhead() };
+        let mut bytes = per_tensor * (n_tensors + 8);
+        if with_graph {
+            // SAFETY: pure arithmetic on the node count.
+            bytes += unsafe { sys::ggml_graph_overhead_custom(n_tensors, false) };
+        }
+        let params = sys::ggml_init_params {
+            mem_size: bytes,
+            mem_buffer: std::ptr::null_mut(),
+            no_alloc: true,
+        };
+        // SAFETY: a null mem_buffer makes ggml allocate; the context is freed in Drop.
+        NonNull::new(unsafe { sys::ggml_init(params) })
+            .map(Self)
+            .ok_or(GgmlError::Alloc {
+                what: "tensor headers",
+                bytes: bytes as u64,
+                device: "host".to_owned(),
+            })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ggml_context {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: created by ggml_init, freed once; tensors in it are not used after their owner.
+        unsafe { sys::ggml_free(self.0.as_ptr()) };
+    }
+}
+
+/// An owned backend buffer.
+pub(super) struct Buffer(NonNull<sys::ggml_backend_buffer>);
+
+impl Buffer {
+    pub(super) fn new(
+        buft: *mut sys::ggml_backend_buffer_type,
+        bytes: usize,
+        what: &'static str,
+        device: &str,
+    ) -> Result<Self, GgmlError> {
+        // SAFETY: buffer types are static objects of a registered backend.
+        let ptr = unsafe { sys::ggml_backend_buft_alloc_buffer(buft, bytes) };
+        NonNull::new(ptr).map(Self).ok_or_else(|| GgmlError::Alloc {
+            what,
+            bytes: bytes as u64,
+            device: device.to_owned(),
+        })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ggml_backend_buffer {
+        self.0.as_ptr()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        // SAFETY: the buffer is alive.
+        unsafe { sys::ggml_backend_buffer_get_size(self.0.as_ptr()) }
+    }
+
+    fn fill(&mut self, byte: u8) {
+        // SAFETY: the buffer is alive and exclusively borrowed.
+        unsafe { sys::ggml_backend_buffer_clear(self.0.as_ptr(), byte) };
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us, freed once, after the tensors that point into it.
+        unsafe { sys::ggml_backend_buffer_free(self.0.as_ptr()) };
+    }
+}
+
+/// What a store is asked to hold.
+#[derive(Clone, Debug)]
+pub struct TensorSpec {
+    /// Tensor name (shown in traces).
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape, ggml order, fastest first.
+    pub dims: Dims,
+    /// Whether only matrix products read it, so that a faster layout may be used.
+    pub only_mul_mat: bool,
+}
+
+/// A tensor of a [`Store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StoreId {
+    store: u32,
+    index: u32,
+}
+
+/// Tensors in device memory with a fixed address for their whole life.
+pub struct Store {
+    id: u32,
+    tensors: Vec<NonNull<sys::ggml_tensor>>,
+    // Dropped after the tensor pointers are unreachable: buffers first, then headers.
+    buffers: Vec<Buffer>,
+    _contexts: Vec<Context>,
+    device: Device,
+}
+
+// SAFETY: the headers and buffers are plain memory owned by the store; nothing in ggml ties them
+// to a thread. Writes go through `&mut Store`.
+unsafe impl Send for Store {}
+// SAFETY: `&Store` only reads headers; device memory is written through `&mut Store` or by graphs,
+// which the owner (`Session`) runs one at a time.
+unsafe impl Sync for Store {}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Store({} tensors, {} bytes)",
+            self.tensors.len(),
+            self.bytes()
+        )
+    }
+}
+
+impl Store {
+    /// Allocates all `specs` on the backend's device, zeroed when `zero` is set.
+    ///
+    /// Tensors that only matrix products read go to the device's extra buffer types when
+    /// `use_extra_bufts` is set and the backend accepts the product there.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when memory is short.
+    pub fn allocate(
+        backend: &Backend,
+        specs: &[TensorSpec],
+        what: &'static str,
+        zero: bool,
+        use_extra_bufts: bool,
+    ) -> Result<Self, GgmlError> {
+        let device = backend.device();
+        let extra = if use_extra_bufts {
+            device.extra_bufts()
+        } else {
+            Vec::new()
+        };
+        let mut bufts = vec![device.default_buft()];
+        bufts.extend(&extra);
+        let mut place = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let mut slot = 0;
+            if spec.only_mul_mat {
+                for (i, buft) in extra.iter().enumerate() {
+                    if mul_mat_supported(backend, spec, *buft)? {
+                        slot = i + 1;
+                        break;
+                    }
+                }
+            }
+            place.push(slot);
+        }
+        let mut store = Self {
+            id: NEXT_STORE.fetch_add(1, Ordering::Relaxed),
+            tensors: Vec::with_capacity(specs.len()),
+            buffers: Vec::new(),
+            _contexts: Vec::new(),
+            device,
+        };
+        let context = Context::new(specs.len(), false)?;
+        for spec in specs {
+            store.tensors.push(new_tensor(&context, spec)?);
+        }
+        for (slot, buft) in bufts.iter().enumerate() {
+            store.allocate_slot(*buft, slot, &place, what)?;
+        }
+        store._contexts.push(context);
+        if zero {
+            store.fill(0);
+        }
+        Ok(store)
+    }
+
+    /// Allocates one buffer for all tensors placed in `slot` and points them into it.
+    fn allocate_slot(
+        &mut self,
+        buft: *mut sys::ggml_backend_buffer_type,
+        slot: usize,
+        place: &[usize],
+        what: &'static str,
+    ) -> Result<(), GgmlError> {
+        // SAFETY: buffer types are static.
+        let align = unsafe { sys::ggml_backend_buft_get_alignment(buft) }.max(1);
+        let mut total = 0usize;
+        let mut offsets = Vec::new();
+        for (tensor, place) in self.tensors.iter().zip(place) {
+            if *place != slot {
+                continue;
+            }
+            // SAFETY: the tensor header is alive; the function computes a size.
+            let bytes = unsafe { sys::ggml_backend_buft_get_alloc_size(buft, tensor.as_ptr()) };
+            offsets.push((*tensor, total));
+            total += bytes.next_multiple_of(align);
+        }
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        let buffer = Buffer::new(buft, total, what, &self.device.name())?;
+        // SAFETY: the buffer is alive.
+        let base = unsafe { sys::ggml_backend_buffer_get_base(buffer.as_ptr()) };
+        for (tensor, offset) in offsets {
+            // SAFETY: offset + alloc size was summed into the buffer's length above.
+            let address = unsafe { base.cast::<u8>().add(offset) };
+            // SAFETY: the tensor has no buffer yet and fits at this address.
+            let status = unsafe {
+                sys::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor.as_ptr(), address.cast())
+            };
+            super::status::check(status, "tensor placement")?;
+        }
+        self.buffers.push(buffer);
+        Ok(())
+    }
+
+    /// Handle of the tensor at `index` (the order of `specs`).
+    pub fn id(&self, index: usize) -> Option<StoreId> {
+        (index < self.tensors.len()).then(|| StoreId {
+            store: self.id,
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Bytes of device memory held.
+    pub fn bytes(&self) -> u64 {
+        self.buffers.iter().map(|b| b.len() as u64).sum()
+    }
+
+    /// Fills all memory with one byte (0 to clear, a NaN pattern to poison).
+    pub fn fill(&mut self, byte: u8) {
+        for buffer in &mut self.buffers {
+            buffer.fill(byte);
+        }
+    }
+
+    pub(super) fn pointer(&self, id: StoreId) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
+        if id.store != self.id {
+            return Err(GgmlError::ForeignTensor);
+        }
+        self.tensors
+            .get(id.index as usize)
+            .copied()
+            .ok_or(GgmlError::ForeignTensor)
+    }
+
+    /// Bytes of one tensor's data.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another store.
+    pub fn tensor_bytes(&self, id: StoreId) -> Result<usize, GgmlError> {
+        let tensor = self.pointer(id)?;
+        // SAFETY: the header is alive.
+        Ok(unsafe { sys::ggml_nbytes(tensor.as_ptr()) })
+    }
+
+    /// Writes bytes into a tensor. Wraps `ggml_backend_tensor_set` (waits for completion).
+    ///
+    /// # Errors
+    /// [`GgmlError::Range`] when the bytes do not fit.
+    pub fn write(&mut self, id: StoreId, offset: usize, data: &[u8]) -> Result<(), GgmlError> {
+        let tensor = self.pointer(id)?;
+        let limit = self.tensor_bytes(id)?;
+        range("tensor write", offset, data.len(), limit)?;
+        // SAFETY: the range was checked; the tensor is allocated; `data` outlives the call, which
+        // is synchronous.
+        unsafe {
+            sys::ggml_backend_tensor_set(tensor.as_ptr(), data.as_ptr().cast(), offset, data.len());
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of a tensor. Wraps `ggml_backend_tensor_get` (waits for completion).
+    ///
+    /// # Errors
+    /// [`GgmlError::Range`] when the range leaves the tensor.
+    pub fn read(&self, id: StoreId, offset: usize, out: &mut [u8]) -> Result<(), GgmlError> {
+        let tensor = self.pointer(id)?;
+        let limit = self.tensor_bytes(id)?;
+        range("tensor read", offset, out.len(), limit)?;
+        // SAFETY: the range was checked; the tensor is allocated; the call is synchronous.
+        unsafe {
+            sys::ggml_backend_tensor_get(
+                tensor.as_ptr(),
+                out.as_mut_ptr().cast(),
+                offset,
+                out.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of row `row` of a matrix.
+    ///
+    /// # Errors
+    /// [`GgmlError::Range`] when there is no such row.
+    pub fn row_bytes(&self, id: StoreId, row: usize) -> Result<Vec<u8>, GgmlError> {
+        let tensor = self.pointer(id)?;
+        // SAFETY: the header is alive.
+        let [_, nb1, ..] = unsafe { tensor.as_ref() }.nb;
+        let mut out = vec![0; nb1];
+        self.read(id, row.saturating_mul(nb1), &mut out)?;
+        Ok(out)
+    }
+}
+
+pub(super) fn range(
+    what: &'static str,
+    offset: usize,
+    len: usize,
+    limit: usize,
+) -> Result<(), GgmlError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= limit => Ok(()),
+        _ => Err(GgmlError::Range {
+            what,
+            offset,
+            len,
+            limit,
+        }),
+    }
+}
+
+fn new_tensor(
+    context: &Context,
+    spec: &TensorSpec,
+) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
+    super::tensor::check_new(spec.dtype, &spec.dims)?;
+    let ne = spec.dims.as_ne();
+    // SAFETY: the context has room for every spec, the type is known and the row length is a
+    // multiple of its block (checked above).
+    let tensor =
+        unsafe { sys::ggml_new_tensor(context.as_ptr(), spec.dtype.id() as _, 4, ne.as_ptr()) };
+    let tensor = NonNull::new(tensor).ok_or(GgmlError::NodeBudget { limit: 0 })?;
+    if let Ok(name) = CString::new(spec.name.as_str()) {
+        // SAFETY: the header is alive; ggml truncates the name.
+        unsafe { sys::ggml_set_name(tensor.as_ptr(), name.as_ptr()) };
+    }
+    Ok(tensor)
+}
+
+/// Asks the backend whether it multiplies by this weight in buffers of this type.
+fn mul_mat_supported(
+    backend: &Backend,
+    spec: &TensorSpec,
+    buft: *mut sys::ggml_backend_buffer_type,
+) -> Result<bool, GgmlError> {
+    let context = Context::new(4, false)?;
+    let weight = new_tensor(&context, spec)?;
+    let input = TensorSpec {
+        name: String::new(),
+        dtype: DType::F32,
+        dims: Dims::new(&[spec.dims.ne(0), 512]),
+        only_mul_mat: false,
+    };
+    let input = new_tensor(&context, &input)?;
+    // An empty buffer of the type stands for the real one: only its type is looked at.
+    let buffer = Buffer::new(buft, 0, "probe", "host")?;
+    let mut probe = weight;
+    // SAFETY: the header is ours and not shared.
+    unsafe { probe.as_mut() }.buffer = buffer.as_ptr();
+    // SAFETY: both operands live in the context and their inner dimensions are equal.
+    let node = unsafe { sys::ggml_mul_mat(context.as_ptr(), weight.as_ptr(), input.as_ptr()) };
+    let supported = backend.supports_op(node);
+    Ok(supported)
+}
+
+/// Raw device memory that graph inputs are placed in, at addresses that never move.
+#[derive(Clone)]
+pub struct Block {
+    inner: Arc<BlockInner>,
+}
+
+struct BlockInner {
+    tensor: NonNull<sys::ggml_tensor>,
+    buffer: Buffer,
+    _context: Context,
+}
+
+// SAFETY: plain memory without thread affinity; see `Store`.
+unsafe impl Send for BlockInner {}
+// SAFETY: `&BlockInner` gives out addresses only; writes are ordered by the session that owns it.
+unsafe impl Sync for BlockInner {}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block({} bytes)", self.bytes())
+    }
+}
+
+impl Block {
+    /// Allocates `bytes` of zeroed device memory.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when memory is short.
+    pub fn allocate(
+        backend: &Backend,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, GgmlError> {
+        let device = backend.device();
+        let mut buffer = Buffer::new(device.default_buft(), bytes, what, &device.name())?;
+        buffer.fill(0);
+        let context = Context::new(1, false)?;
+        let spec = TensorSpec {
+            name: "g4_block".to_owned(),
+            dtype: DType::I8,
+            dims: Dims::new(&[bytes]),
+            only_mul_mat: false,
+        };
+        let tensor = new_tensor(&context, &spec)?;
+        // SAFETY: the buffer is alive.
+        let base = unsafe { sys::ggml_backend_buffer_get_base(buffer.as_ptr()) };
+        // SAFETY: the tensor has exactly the buffer's bytes.
+        let status =
+            unsafe { sys::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor.as_ptr(), base) };
+        super::status::check(status, "block placement")?;
+        Ok(Self {
+            inner: Arc::new(BlockInner {
+                tensor,
+                buffer,
+                _context: context,
+            }),
+        })
+    }
+
+    /// Bytes of the block.
+    pub fn bytes(&self) -> usize {
+        // SAFETY: the header is alive.
+        unsafe { sys::ggml_nbytes(self.inner.tensor.as_ptr()) }
+    }
+
+    /// Queues a copy of `data` to `offset`. Wraps `ggml_backend_tensor_set_async`.
+    ///
+    /// `data` must stay unchanged until the backend has passed this point of its stream; only
+    /// [`super::staging::Staging`] calls this, and it waits before it reuses a slot.
+    pub(super) fn write_async(
+        &self,
+        backend: &Backend,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), GgmlError> {
+        range("input upload", offset, data.len(), self.bytes())?;
+        // SAFETY: the range was checked; the staging ring keeps `data` alive and unchanged.
+        unsafe {
+            sys::ggml_backend_tensor_set_async(
+                backend.as_ptr(),
+                self.inner.tensor.as_ptr(),
+                data.as_ptr().cast(),
+                offset,
+                data.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Overwrites the whole block with one byte (tests poison it).
+    pub fn poison(&self, backend: &Backend, byte: u8) {
+        backend.synchronize();
+        // SAFETY: the block is alive and no work is in flight.
+        unsafe { sys::ggml_backend_buffer_clear(self.inner.buffer.as_ptr(), byte) };
+    }
+
+    pub(super) fn buffer(&self) -> *mut sys::ggml_backend_buffer {
+        self.inner.buffer.as_ptr()
+    }
+
+    pub(super) fn address(&self, offset: usize) -> *mut std::ffi::c_void {
+        // SAFETY: the buffer is alive.
+        let base = unsafe { sys::ggml_backend_buffer_get_base(self.inner.buffer.as_ptr()) };
+        base.cast::<u8>().wrapping_add(offset).cast()
+    }
+}
