@@ -8,6 +8,7 @@ mod console;
 mod engine_args;
 mod environment;
 mod ids;
+mod inspect;
 mod interrupt;
 mod out_file;
 mod outcome;
@@ -58,11 +59,16 @@ pub struct GlobalArgs {
 
 /// The subcommands, one file each.
 #[derive(Debug, Subcommand)]
-pub enum Command {}
+pub enum Command {
+    /// Print a GGUF file: keys, tensors, offsets, sizes, and whether it can be run
+    Inspect(inspect::Args),
+}
 
 impl Cli {
     /// Runs the subcommand; the exit code says yes (0) or no (1), anything else is an error.
-    pub fn run(&self, _console: &Console) -> anyhow::Result<ExitCode> {
-        match self.command {}
+    pub fn run(&self, console: &Console) -> anyhow::Result<ExitCode> {
+        match &self.command {
+            Command::Inspect(args) => inspect::run(args, console),
+        }
     }
 }

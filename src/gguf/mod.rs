@@ -12,6 +12,7 @@
 pub mod cursor;
 mod dtype;
 mod error;
+mod read;
 mod split;
 mod tensor;
 mod value;
@@ -144,9 +145,12 @@ impl GgufFile {
         &self.paths
     }
 
-    /// Returns the bytes of all files together.
-    pub fn file_bytes(&self) -> u64 {
-        self.maps.iter().map(|m| m.as_bytes().len() as u64).sum()
+    /// Returns the bytes of each file, in shard order.
+    pub fn shard_bytes(&self) -> Vec<u64> {
+        self.maps
+            .iter()
+            .map(|m| m.as_bytes().len() as u64)
+            .collect()
     }
 
     /// Reads shards 2 to `n_split` and compares each with the first.
@@ -255,7 +259,7 @@ fn parse(bytes: &[u8], path: &Path, shard: usize) -> Result<Shard, GgufError> {
     let version = read_version(&mut c, path)?;
     let n_tensors = c.count(Field::TensorCount, cursor::MAX_TENSORS)?;
     let n_keys = c.count(Field::KeyCount, cursor::MAX_KEYS)?;
-    let metadata = value::read_metadata(&mut c, path, n_keys)?;
+    let metadata = read::read_metadata(&mut c, path, n_keys)?;
     let alignment = alignment(&metadata, path)?;
     let tensors = tensor::read_tensors(&mut c, path, n_tensors, alignment, shard)?;
     Ok(Shard {
