@@ -19,4 +19,7 @@ pub enum Error {
     /// A failure of planning or running.
     #[error(transparent)]
     Engine(#[from] crate::engine::EngineError),
+    /// Writing a synthetic model failed.
+    #[error(transparent)]
+    Synth(#[from] crate::synth::SynthError),
 }
