@@ -7,8 +7,6 @@ pub mod cli;
 pub mod engine;
 pub mod error;
 pub mod ggml;
-#[path = "ggml/mapping.rs"]
-mod ggml_mapping; // moves into `ggml/mod.rs` when that file lands
 pub mod gguf;
 pub mod graph;
 pub mod model;

@@ -220,7 +220,7 @@ pub enum GgufError {
     },
 
     /// `general.alignment` is not a power of two of at least 8 within the limit.
-    #[error("{path}: key `general.alignment`: expected a power of two from 8 to {limit}, found {found}", path = path.display())]
+    #[error("{path}: key `general.alignment` at byte {offset}: expected a power of two from 8 to {limit}, found {found}", path = path.display())]
     Alignment {
         path: PathBuf,
         offset: u64,

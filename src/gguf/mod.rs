@@ -40,7 +40,7 @@ pub use error::{Field, GgufError, Item};
 pub use tensor::TensorEntry;
 pub use value::{Array, Entry, Metadata, Value};
 
-use crate::ggml_mapping::Mapping;
+use crate::ggml::Mapping;
 use cursor::Cursor;
 
 /// Key with the alignment of the tensor data, in bytes.
