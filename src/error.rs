@@ -22,4 +22,8 @@ pub enum Error {
     /// Writing a synthetic model failed.
     #[error(transparent)]
     Synth(#[from] crate::synth::SynthError),
+    /// A failure of llama.cpp, run beside the engine.
+    #[cfg(feature = "llama")]
+    #[error(transparent)]
+    Peer(#[from] crate::peer::PeerError),
 }

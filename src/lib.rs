@@ -10,6 +10,8 @@ pub mod ggml;
 pub mod gguf;
 pub mod graph;
 pub mod model;
+#[cfg(feature = "llama")]
+pub mod peer;
 pub mod synth;
 pub mod tokenizer;
 

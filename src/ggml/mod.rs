@@ -11,6 +11,8 @@ mod backend;
 mod callbacks;
 mod cuda_ext;
 mod graph;
+#[cfg(feature = "llama")]
+pub(crate) mod llama;
 mod mapping;
 mod ops;
 mod quant;

@@ -1,0 +1,329 @@
+//! Our engine against llama.cpp at the pin, on the same file in the same process.
+//!
+//! Compared are the logits of all rows and the K and V rows of every layer: a prefill engine's
+//! product is its cache. The models are synthetic with the real head widths. The limits and
+//! their reasons are in `docs/numerics-peer.md`.
+#![cfg(feature = "llama")]
+
+mod oracle;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use g4prefill::engine::kv_cache::Side;
+use g4prefill::engine::{self, Engine, EngineOptions, PrefillControl, Session};
+use g4prefill::ggml::DeviceChoice;
+use g4prefill::gguf::DType;
+use g4prefill::model::weights::WeightsMode;
+use g4prefill::peer::{self, KvLayer, Llama, PeerOptions};
+use g4prefill::synth::{self, Spec, WeightType};
+use oracle::compare::{argmax, gap, median, nmse, row_nmse};
+use oracle::tolerance::{self, Limit};
+
+/// Rows of the longest prompt: several windows, several chunks, no multiple of anything.
+const N_PROMPT: usize = 333;
+
+/// One model to compare on.
+struct Model {
+    label: String,
+    path: PathBuf,
+    weights: &'static str,
+    is_moe: bool,
+    n_vocab: u32,
+}
+
+fn write(dir: &Path, preset: &str, weights: &'static str, seed: u64, trim: bool) -> Model {
+    let mut spec = Spec::preset(preset).expect("a preset");
+    spec.seed = seed;
+    spec.weight_type = WeightType::from_name(weights).expect("a type");
+    spec.trim_shared = trim;
+    let label = format!(
+        "{preset} {weights} seed {seed}{}",
+        if trim { " trimmed" } else { "" }
+    );
+    let path = dir.join(format!("{preset}-{weights}-{seed}-{trim}.gguf"));
+    synth::write(&spec, &path, 2, &mut |_| ControlFlow::Continue(())).expect("a model");
+    let is_moe = spec.n_expert > 0;
+    Model {
+        label,
+        path,
+        weights,
+        is_moe,
+        n_vocab: spec.n_vocab,
+    }
+}
+
+/// Token ids that visit the vocabulary in no order; the first is `<bos>`.
+fn prompt(n: usize, n_vocab: u32, seed: u32) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state % n_vocab
+    };
+    std::iter::once(2)
+        .chain(std::iter::repeat_with(&mut next))
+        .take(n)
+        .collect()
+}
+
+fn load_engine(model: &Model, kv: DType, chunk: usize) -> Arc<Engine> {
+    let options = EngineOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: 2,
+        chunk,
+        n_ctx: 1024,
+        kv_type: kv,
+        weights: WeightsMode::Native,
+        ..EngineOptions::default()
+    };
+    Engine::load(&model.path, options, &mut |_| ()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn llama(model: &Model, kv: DType) -> Llama {
+    let options = PeerOptions {
+        n_ctx: 1024,
+        n_batch: 1024,
+        flash_attn: kv != DType::F32,
+        kv_type: kv,
+        n_threads: 2,
+        use_extra_bufts: false,
+        swa_full: true,
+        ..PeerOptions::default()
+    };
+    Llama::load(&model.path, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What llama.cpp makes of a prompt.
+struct Theirs {
+    logits: Vec<f32>,
+    layers: Vec<KvLayer>,
+}
+
+fn theirs(model: &Model, kv: DType, ids: &[u32]) -> Theirs {
+    let mut llama = llama(model, kv);
+    let logits = llama
+        .eval(ids, peer::Rows::All)
+        .expect("llama.cpp's logits")
+        .data;
+    Theirs {
+        logits,
+        layers: llama.kv_rows().expect("llama.cpp's K/V"),
+    }
+}
+
+/// Elements of a cache row.
+fn elements(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    if dtype == DType::F32 {
+        return bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+    }
+    assert_eq!(dtype, DType::F16);
+    bytes
+        .chunks_exact(2)
+        .map(|b| half::f16::from_ne_bytes([b[0], b[1]]).to_f32())
+        .collect()
+}
+
+fn judge(label: &str, limit: Limit, a: &[f32], b: &[f32], n: usize, wrong: &mut Vec<String>) {
+    let whole = nmse(a, b);
+    let middle = median(&row_nmse(a, b, n));
+    let text = format!("{label}: NMSE {whole:.1e}, median row {middle:.1e}");
+    println!("{text}");
+    if whole > limit.nmse.nmse(0.0) || middle > limit.median_row.nmse(0.0) || !whole.is_finite() {
+        wrong.push(text);
+    }
+}
+
+/// Compares the logits of all rows, and the most likely token wherever its lead is clear.
+fn compare_logits(
+    model: &Model,
+    (kv, chunk): (DType, usize),
+    ours: &[f32],
+    theirs: &[f32],
+    wrong: &mut Vec<String>,
+) {
+    let limit = tolerance::limit("llama.cpp", model.weights, model.is_moe, kv.name());
+    let n_vocab = usize::try_from(model.n_vocab).expect("small");
+    let label = format!("{} K/V {kv} chunk {chunk:4}", model.label);
+    judge(&label, limit, ours, theirs, n_vocab, wrong);
+    for (row, (a, b)) in ours.chunks(n_vocab).zip(theirs.chunks(n_vocab)).enumerate() {
+        // With experts a row may be another row altogether: the median judges it.
+        if !model.is_moe && gap(b) > limit.argmax_gap && argmax(a) != argmax(b) {
+            wrong.push(format!(
+                "{label}: row {row}, lead {}: another argmax",
+                gap(b)
+            ));
+        }
+    }
+}
+
+/// Compares the K and V rows that our caches still hold.
+fn compare_kv(
+    model: &Model,
+    (kv, chunk): (DType, usize),
+    session: &Session,
+    layers: &[KvLayer],
+    is_swa: &dyn Fn(usize) -> bool,
+    wrong: &mut Vec<String>,
+) {
+    let limit = tolerance::limit("kv rows", model.weights, model.is_moe, kv.name());
+    let cache = session.kv_cache();
+    let n = session.n_past();
+    for layer in layers {
+        let ring = cache.ring_rows;
+        let first = if is_swa(layer.il) {
+            n.saturating_sub(ring)
+        } else {
+            0
+        };
+        let slot = |position: usize| {
+            if is_swa(layer.il) {
+                position % ring
+            } else {
+                position
+            }
+        };
+        for (side, width) in [(Side::K, layer.n_embd_k), (Side::V, layer.n_embd_v)] {
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            for position in first..n {
+                let bytes = cache.row(layer.il, side, slot(position)).expect("a row");
+                ours.extend(elements(kv, &bytes));
+                let row = match side {
+                    Side::K => layer.k_row(position),
+                    Side::V => layer.v_row(position),
+                };
+                theirs.extend_from_slice(row.expect("llama.cpp keeps every row"));
+            }
+            let label = format!(
+                "{} K/V {kv} chunk {chunk:4} layer {:2} {side:?}, {} rows",
+                model.label,
+                layer.il,
+                n - first
+            );
+            judge(&label, limit, &ours, &theirs, width, wrong);
+        }
+    }
+}
+
+fn compare(model: &Model, kv: DType, chunks: &[usize]) {
+    let ids = prompt(N_PROMPT, model.n_vocab, 7);
+    let theirs = theirs(model, kv, &ids);
+    let mut wrong = Vec::new();
+    for &chunk in chunks {
+        let engine = load_engine(model, kv, chunk);
+        let mut session = engine.session(N_PROMPT).expect("a session");
+        let mut control = PrefillControl::default();
+        let logits = session
+            .prefill(&ids, &engine::Rows::All, &mut control)
+            .expect("our logits");
+        let config = engine.config();
+        let owners = config.layers.iter().filter(|l| l.owns_kv).map(|l| l.il);
+        assert!(
+            owners.eq(theirs.layers.iter().map(|l| l.il)),
+            "{}: other owners",
+            model.label
+        );
+        compare_logits(model, (kv, chunk), &logits.data, &theirs.logits, &mut wrong);
+        let is_swa = |il: usize| config.layers[il].is_swa;
+        compare_kv(
+            model,
+            (kv, chunk),
+            &session,
+            &theirs.layers,
+            &is_swa,
+            &mut wrong,
+        );
+
+        // The dead-row skip leaves the same caches behind.
+        session.reset();
+        session
+            .prefill(&ids, &engine::Rows::Last, &mut control)
+            .expect("our logits");
+        compare_kv(
+            model,
+            (kv, chunk),
+            &session,
+            &theirs.layers,
+            &is_swa,
+            &mut wrong,
+        );
+    }
+    assert!(wrong.is_empty(), "beyond the limits:\n{}", wrong.join("\n"));
+}
+
+fn all_types(preset: &str) {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (weights, seed) in [("f32", 1), ("f32", 2), ("bf16", 3), ("q8_0", 4)] {
+        let model = write(dir.path(), preset, weights, seed, false);
+        compare(&model, DType::F32, &[1, 48, 512]);
+        compare(&model, DType::F16, &[64, 2048]);
+    }
+}
+
+#[test]
+fn e_series_agrees_with_llama_cpp_in_logits_and_caches() {
+    all_types("tiny");
+}
+
+#[test]
+fn dense_models_agree_with_llama_cpp_in_logits_and_caches() {
+    all_types("tiny-dense");
+}
+
+#[test]
+fn expert_models_agree_with_llama_cpp_in_logits_and_caches() {
+    all_types("tiny-moe");
+}
+
+#[test]
+fn a_trimmed_file_gives_what_the_whole_one_gives() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let whole = write(dir.path(), "tiny", "f32", 5, false);
+    let trimmed = write(dir.path(), "tiny", "f32", 5, true);
+    compare(&trimmed, DType::F32, &[64]);
+    let ids = prompt(100, whole.n_vocab, 8);
+    let [a, b] = [&whole, &trimmed].map(|m| theirs(m, DType::F32, &ids).logits);
+    assert!(
+        nmse(&a, &b) < 1e-12,
+        "llama.cpp itself: {:.1e}",
+        nmse(&a, &b)
+    );
+}
+
+#[test]
+fn greedy_continuations_agree_as_far_as_the_lead_is_clear() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for preset in ["tiny", "tiny-dense", "tiny-moe"] {
+        let model = write(dir.path(), preset, "f32", 6, false);
+        let limit = tolerance::limit("llama.cpp", model.weights, model.is_moe, "f32");
+        let ids = prompt(150, model.n_vocab, 9);
+        let expected = llama(&model, DType::F32)
+            .greedy(&ids, 24)
+            .expect("llama.cpp's run");
+        let engine = load_engine(&model, DType::F32, 64);
+        let mut session = engine.session(ids.len() + 24).expect("a session");
+        let mut next = ids.clone();
+        for (step, &id) in expected.iter().enumerate() {
+            let mut control = PrefillControl::default();
+            let logits = session
+                .prefill(&next, &engine::Rows::Last, &mut control)
+                .expect("our logits");
+            let row = logits.row(0).expect("a row");
+            if gap(row) < limit.greedy_gap {
+                break;
+            }
+            assert_eq!(
+                u32::try_from(argmax(row)),
+                Ok(id),
+                "{} step {step}",
+                model.label
+            );
+            next = vec![id];
+        }
+    }
+}
