@@ -316,7 +316,21 @@ impl Spec {
             within("n_ff_exp", self.n_ff_exp, 32, 1 << 20)?;
             multiple("n_ff_exp", self.n_ff_exp, 32)?;
         }
+        self.validate_ple_type()?;
         self.validate_pattern()
+    }
+
+    /// An explicit type of the per-layer table is kept or refused, never replaced.
+    fn validate_ple_type(&self) -> Result<(), SynthError> {
+        let row = u64::from(self.n_embd_per_layer) * u64::from(self.n_layer);
+        match self.ple_type {
+            Some(ty) if row % ty.block_len() != 0 => Err(SynthError::Number {
+                name: "n_embd_per_layer * n_layer",
+                expected: format!("a multiple of {} for {}", ty.block_len(), ty.name()),
+                found: row,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Checks the letters, and that every shared layer has a donor.

@@ -227,3 +227,62 @@ fn fused_tensors_hold_the_rows_of_the_separate_ones() {
         assert!(rows[per_expert..] == up[at], "{expert}");
     }
 }
+
+/// Every preset with its real layers and head widths but narrow and with a small vocabulary.
+fn narrow(name: &str) -> Spec {
+    let mut spec = Spec::preset(name).unwrap();
+    spec.n_embd = 64;
+    spec.n_ff = 64;
+    spec.n_vocab = 400;
+    spec.n_embd_per_layer = spec.n_embd_per_layer.min(32);
+    spec.n_expert = spec.n_expert.min(8);
+    spec.n_ff_exp = spec.n_ff_exp.min(32);
+    spec
+}
+
+#[test]
+fn every_preset_passes_the_readers_checks() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in [
+        "tiny",
+        "tiny-dense",
+        "mini-moe",
+        "e2b",
+        "e4b",
+        "12b",
+        "26b-a4b",
+    ] {
+        let spec = narrow(name);
+        let forms = [
+            spec.clone(),
+            Spec {
+                trim_shared: true,
+                untied_output: true,
+                n_shard: 2,
+                ..spec.clone()
+            },
+            Spec {
+                fused_qkv: true,
+                split_experts: true,
+                array_metadata: true,
+                ..spec
+            },
+        ];
+        for (i, spec) in forms.into_iter().enumerate() {
+            let summary = write(&spec, &folder.path().join("m.gguf"), 2, &mut go_on).unwrap();
+            let file = crate::gguf::GgufFile::open(&summary.paths[0]).unwrap();
+            let config = crate::model::Config::from_gguf(&file).unwrap();
+            crate::model::names::check(&file, &config).unwrap();
+
+            assert_eq!(file.tensors().len(), summary.n_tensors, "{name} {i}");
+            assert_eq!(file.paths().len(), spec.n_shard as usize);
+            assert_eq!(config.layers.len(), spec.n_layer as usize);
+            for (il, layer) in (0..).zip(&config.layers) {
+                assert_eq!(layer.is_swa, spec.is_swa(il), "{name} {il}");
+                assert_eq!(layer.owns_kv, spec.owns_kv(il), "{name} {il}");
+                assert_eq!(layer.n_embd_head, spec.n_embd_head(il) as usize);
+                assert_eq!(layer.n_ff, spec.n_ff_at(il) as usize);
+            }
+        }
+    }
+}
