@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check patches series-hash vendor-check tools cuda-toolchain cuda-check bundle
+.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle
 
 build:
 	$(CARGO) build --release
@@ -14,10 +14,15 @@ test:
 
 # Formatting, lints with and without the peer, documentation, the patch series, the pin.
 check: patches vendor-check
+	scripts/api-list.sh --check
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
+
+# Lists what src/ggml uses of the C interface: build.rs binds that and nothing else.
+api:
+	scripts/api-list.sh
 
 # The series against its rules: names, headers, index, call sites. That it applies to the pin
 # without offset and gives the recorded tree is proven by every build.

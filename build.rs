@@ -179,6 +179,9 @@ fn compile(manifest_dir: &Path, staged: &Path, lib_dir: &Path, cpu: &Cpu) -> Res
     Ok(())
 }
 
+/// The list of what is bound, written by `make api` from the uses in `src/ggml/`.
+const API_LIST: &str = "docs/ggml-api.md";
+
 /// Writes `bindings.rs`: C enums become plain integers, layouts are tested.
 fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failure> {
     let mut builder = bindgen::Builder::default()
@@ -191,14 +194,17 @@ fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failur
         .generate_comments(false)
         // PyPI's libclang comes without the compiler's own headers (stddef.h).
         .clang_args(compiler_headers())
-        .allowlist_item("(ggml|gguf|GGML|GGUF)_.*")
         .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|e| e.to_string())?)
         .rust_edition(bindgen::RustEdition::Edition2024)
         .formatter(bindgen::Formatter::Prettyplease);
     if feature("LLAMA") {
-        builder = builder
-            .clang_arg("-DG4_LLAMA")
-            .allowlist_item("(llama|LLAMA)_.*");
+        builder = builder.clang_arg("-DG4_LLAMA");
+    }
+    rerun_if_changed(&manifest_dir.join(API_LIST));
+    let list = fs::read_to_string(manifest_dir.join(API_LIST))?;
+    let name = |line: &str| Some(line.strip_prefix("- [x] `")?.strip_suffix('`')?.to_owned());
+    for name in list.lines().filter_map(name) {
+        builder = builder.allowlist_item(name);
     }
     let bindings = builder.generate()?.to_string();
     let path = out_dir.join("bindings.rs");

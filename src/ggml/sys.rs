@@ -1,4 +1,7 @@
 //! The raw C interface, made by bindgen from `vendor/wrapper.h`. Private to this folder.
+//!
+//! Only what `docs/ggml-api.md` lists is bound. A name is missing here? Write its use as
+//! `sys::name`, then run `make api`.
 
 #![allow(
     missing_docs,
