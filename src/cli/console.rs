@@ -93,6 +93,16 @@ pub enum Unit {
 pub struct Progress(Option<ProgressBar>);
 
 impl Progress {
+    /// A bar that never shows.
+    pub fn hidden() -> Self {
+        Self(None)
+    }
+
+    /// Units finished so far; 0 where no bar shows.
+    pub fn position(&self) -> u64 {
+        self.0.as_ref().map_or(0, ProgressBar::position)
+    }
+
     /// `done` units of the total are finished.
     pub fn set(&self, done: u64) {
         if let Some(bar) = &self.0 {

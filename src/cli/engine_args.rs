@@ -73,9 +73,6 @@ pub struct EngineArgs {
     /// Compute a row only as far as something reads it
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = OnOff::On, env = "G4_SKIP_DEAD_ROWS")]
     pub skip_dead_rows: OnOff,
-    /// Let an op that the device lacks run on the CPU, with a warning, instead of refusing
-    #[arg(long)]
-    pub allow_cpu_ops: bool,
 }
 
 /// A switch.
@@ -195,7 +192,6 @@ mod tests {
         );
         assert_eq!((args.mask, args.ple), (PlaceArg::Device, PlaceArg::Device));
         assert_eq!(args.readback, ReadbackArg::Pinned);
-        assert!(!args.allow_cpu_ops);
     }
 
     #[test]
@@ -245,7 +241,6 @@ mod tests {
             "3",
             "--n-ctx",
             "4096",
-            "--allow-cpu-ops",
         ])
         .unwrap();
 
@@ -259,9 +254,6 @@ mod tests {
             (args.readback, args.weights),
             (ReadbackArg::Pageable, WeightsArg::Bf16)
         );
-        assert_eq!(
-            (args.threads, args.n_ctx, args.allow_cpu_ops),
-            (3, 4096, true)
-        );
+        assert_eq!((args.threads, args.n_ctx), (3, 4096));
     }
 }

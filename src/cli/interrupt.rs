@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::engine::CancelToken;
+
 /// Shared between the signal handler and the running command.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    requested: Arc<AtomicBool>,
+    requested: AtomicBool,
     listeners: AtomicUsize,
+    cancel: CancelToken,
 }
 
 /// What the signal handler has to do.
@@ -26,6 +29,7 @@ impl Interrupt {
     /// Records one interrupt and says what the handler has to do.
     pub fn on_signal(&self) -> SignalAction {
         let is_repeated = self.0.requested.swap(true, Ordering::SeqCst);
+        self.0.cancel.cancel();
         if is_repeated || self.0.listeners.load(Ordering::SeqCst) == 0 {
             SignalAction::Exit
         } else {
@@ -45,9 +49,9 @@ impl Interrupt {
         self.0.requested.load(Ordering::SeqCst)
     }
 
-    /// The flag itself, for code that takes a plain flag.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0.requested)
+    /// The engine's token, cancelled by the first request.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.0.cancel
     }
 }
 
@@ -71,7 +75,7 @@ mod tests {
         let listening = interrupt.listen();
 
         assert_eq!(interrupt.on_signal(), SignalAction::Wait);
-        assert!(interrupt.is_requested());
+        assert!(interrupt.is_requested() && interrupt.cancel_token().is_cancelled());
         assert_eq!(interrupt.on_signal(), SignalAction::Exit);
         drop(listening);
     }

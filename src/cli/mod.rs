@@ -5,15 +5,22 @@
 //! `-q`. Nothing here ends the process or prints an error: `main.rs` does. No engine logic.
 
 mod console;
+mod drive;
 mod engine_args;
 mod environment;
 mod ids;
 mod inspect;
 mod interrupt;
+pub mod logits;
+mod options;
 mod out_file;
 mod outcome;
+pub mod plan;
+mod report;
+mod sampling_args;
 mod synth;
 mod text_source;
+mod threads;
 mod version;
 
 use std::process::ExitCode;
@@ -26,6 +33,7 @@ pub use environment::{check_environment, ggml_environment};
 pub use ids::{IdsError, RowsArg, check_ids, parse_ids};
 pub use interrupt::{Interrupt, Listening, SignalAction};
 pub use outcome::{EXIT_ERROR, EXIT_INTERRUPTED, Interrupted, Outcome, error_chain, outcome};
+pub use sampling_args::SamplingArgs;
 pub use text_source::{TextSource, read_file};
 
 /// Fast long-prompt prefill for Gemma-4 GGUF models on ggml.
@@ -65,6 +73,10 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Write a synthetic Gemma-4 model
     Synth(Box<synth::Args>),
+    /// Write the logits of a list of token ids
+    Logits(logits::Args),
+    /// Show what a prompt of some length would do, without running it
+    Plan(plan::Args),
 }
 
 impl Cli {
@@ -73,6 +85,105 @@ impl Cli {
         match &self.command {
             Command::Inspect(args) => inspect::run(args, console),
             Command::Synth(args) => synth::run(args, console),
+            Command::Logits(args) => logits::run(args, console),
+            Command::Plan(args) => plan::run(args, console),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// Value names that stand for a number; the help text must say what it counts.
+    const NUMBERS: &[&str] = &["N", "K", "P", "T", "SEED"];
+
+    /// Words that say what a number counts or measures.
+    const UNITS: &[&str] = &[
+        "token",
+        "thread",
+        "row",
+        "byte",
+        "layer",
+        "head",
+        "expert",
+        "file",
+        "shard",
+        "number",
+        "factor",
+        "probab",
+        "dimension",
+        "width",
+        "run",
+        "entries",
+        "word",
+        "period",
+        "size",
+        "bits",
+    ];
+
+    fn check(command: &clap::Command, check_argument: &mut dyn FnMut(&str, &clap::Arg)) {
+        for argument in command.get_arguments() {
+            check_argument(command.get_name(), argument);
+        }
+        for subcommand in command.get_subcommands() {
+            check(subcommand, check_argument);
+        }
+    }
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_has_help() {
+        check(&Cli::command(), &mut |command, argument| {
+            let help = argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(help.len() > 8, "{command}: {argument}: no help");
+        });
+    }
+
+    #[test]
+    fn every_number_says_its_unit() {
+        check(&Cli::command(), &mut |command, argument| {
+            let takes_number = argument
+                .get_value_names()
+                .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));
+            let help = argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let has_unit = UNITS.iter().any(|unit| help.to_lowercase().contains(unit));
+            assert!(
+                !takes_number || has_unit,
+                "{command}: {argument}: no unit in {help:?}"
+            );
+        });
+    }
+
+    #[test]
+    fn every_optional_number_shows_its_default() {
+        check(&Cli::command(), &mut |command, argument| {
+            let takes_number = argument
+                .get_value_names()
+                .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));
+            let help = argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let is_shown = argument.is_required_set()
+                || !argument.get_default_values().is_empty()
+                || help.contains("default");
+            assert!(
+                !takes_number || is_shown,
+                "{command}: {argument}: no default in {help:?}"
+            );
+        });
     }
 }

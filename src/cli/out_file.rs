@@ -1,7 +1,7 @@
 //! A result file that appears whole or not at all: written beside its place, then renamed.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write as _};
+use std::io::{BufWriter, Stdout, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -9,45 +9,81 @@ use anyhow::Context as _;
 /// Bytes collected before a write.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes little-endian float32 rows to `path`; `-` is stdout.
-///
-/// A path that exists and is no regular file (a pipe, `/dev/null`) is written directly.
-pub fn write_f32(path: &Path, values: impl Iterator<Item = f32>) -> anyhow::Result<()> {
-    if path == Path::new("-") {
-        let stdout = std::io::stdout().lock();
-        return write_values(stdout, values).context("write stdout");
-    }
-    let describe = || format!("write {}", path.display());
-    let is_special = path.metadata().is_ok_and(|m| !m.is_file());
-    if is_special {
-        let file = OpenOptions::new()
-            .write(true)
-            .open(path)
-            .with_context(describe)?;
-        return write_values(file, values).with_context(describe);
-    }
-    let temporary = Temporary::create(path).with_context(describe)?;
-    write_values(&temporary.file, values).with_context(describe)?;
-    temporary.persist(path).with_context(describe)
+/// Rows of little-endian float32 on their way to a file or to stdout.
+#[derive(Debug)]
+pub struct OutFile {
+    path: PathBuf,
+    sink: Sink,
 }
 
-fn write_values(to: impl std::io::Write, values: impl Iterator<Item = f32>) -> std::io::Result<()> {
-    let mut out = BufWriter::with_capacity(BUFFER_BYTES, to);
-    for value in values {
-        out.write_all(&value.to_le_bytes())?;
+#[derive(Debug)]
+enum Sink {
+    Stdout(BufWriter<Stdout>),
+    /// What exists and is no regular file (a pipe, `/dev/null`) is written directly.
+    Direct(BufWriter<File>),
+    Replacing(BufWriter<File>, Temporary),
+}
+
+impl OutFile {
+    /// Opens `path` for writing, `-` as stdout: before the work, so that a wrong path costs none.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let describe = || format!("write {}", path.display());
+        let sink = if path == Path::new("-") {
+            Sink::Stdout(BufWriter::with_capacity(BUFFER_BYTES, std::io::stdout()))
+        } else if path.metadata().is_ok_and(|m| !m.is_file()) {
+            let file = OpenOptions::new()
+                .write(true)
+                .open(path)
+                .with_context(describe)?;
+            Sink::Direct(BufWriter::with_capacity(BUFFER_BYTES, file))
+        } else {
+            let (file, temporary) = Temporary::create(path).with_context(describe)?;
+            Sink::Replacing(BufWriter::with_capacity(BUFFER_BYTES, file), temporary)
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            sink,
+        })
     }
-    out.flush()
+
+    /// Appends values.
+    pub fn write(&mut self, values: &[f32]) -> anyhow::Result<()> {
+        let describe = || format!("write {}", self.path.display());
+        let writer: &mut dyn Write = match &mut self.sink {
+            Sink::Stdout(writer) => writer,
+            Sink::Direct(writer) | Sink::Replacing(writer, _) => writer,
+        };
+        for value in values {
+            writer
+                .write_all(&value.to_le_bytes())
+                .with_context(describe)?;
+        }
+        Ok(())
+    }
+
+    /// Flushes and puts the file in its place.
+    pub fn finish(self) -> anyhow::Result<()> {
+        let path = self.path;
+        let finished = match self.sink {
+            Sink::Stdout(mut writer) => writer.flush(),
+            Sink::Direct(mut writer) => writer.flush(),
+            Sink::Replacing(mut writer, temporary) => {
+                writer.flush().and_then(|()| temporary.persist(&path))
+            }
+        };
+        finished.with_context(|| format!("write {}", path.display()))
+    }
 }
 
 /// A file beside its final place; removed when dropped before it was renamed.
+#[derive(Debug)]
 struct Temporary {
-    file: File,
     path: PathBuf,
     is_kept: bool,
 }
 
 impl Temporary {
-    fn create(target: &Path) -> std::io::Result<Self> {
+    fn create(target: &Path) -> std::io::Result<(File, Self)> {
         let name = target.file_name().ok_or(std::io::ErrorKind::IsADirectory)?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
@@ -55,13 +91,16 @@ impl Temporary {
         let path = target.with_file_name(hidden);
         let file = OpenOptions::new()
             .write(true)
-            .create_new(true)
+            .create(true)
+            .truncate(true)
             .open(&path)?;
-        Ok(Self {
+        Ok((
             file,
-            path,
-            is_kept: false,
-        })
+            Self {
+                path,
+                is_kept: false,
+            },
+        ))
     }
 
     fn persist(mut self, target: &Path) -> std::io::Result<()> {
@@ -94,7 +133,10 @@ mod tests {
         let path = folder.path().join("a.f32");
         std::fs::write(&path, "old").unwrap();
 
-        write_f32(&path, [1.0, -2.5].into_iter()).unwrap();
+        let mut out = OutFile::create(&path).unwrap();
+        out.write(&[1.0]).unwrap();
+        out.write(&[-2.5]).unwrap();
+        out.finish().unwrap();
 
         let expected = [1.0f32.to_le_bytes(), (-2.5f32).to_le_bytes()].concat();
         assert_eq!(std::fs::read(&path).unwrap(), expected);
@@ -102,29 +144,38 @@ mod tests {
     }
 
     #[test]
-    fn failure_leaves_the_old_file_and_nothing_else() {
+    fn unfinished_file_leaves_the_old_one_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.f32");
         std::fs::write(&path, "old").unwrap();
-        let values = (0..4).map(|i| if i == 3 { panic!("stop") } else { 0.0 });
 
-        let result =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| write_f32(&path, values)));
+        let mut out = OutFile::create(&path).unwrap();
+        out.write(&[1.0; 100]).unwrap();
+        drop(out);
 
-        assert!(result.is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         assert_eq!(entries(folder.path()), 1);
     }
 
     #[test]
     fn missing_folder_is_an_error_that_names_the_file() {
-        let error = write_f32(Path::new("/nowhere/a.f32"), [0.0].into_iter()).unwrap_err();
+        let error = OutFile::create(Path::new("/nowhere/a.f32")).unwrap_err();
 
         assert!(error.to_string().contains("/nowhere/a.f32"), "{error}");
     }
 
     #[test]
     fn device_file_is_written_directly() {
-        write_f32(Path::new("/dev/null"), [0.0].into_iter()).unwrap();
+        let mut out = OutFile::create(Path::new("/dev/null")).unwrap();
+
+        out.write(&[0.0]).unwrap();
+        out.finish().unwrap();
+    }
+
+    #[test]
+    fn folder_as_target_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+
+        assert!(OutFile::create(folder.path()).is_err());
     }
 }

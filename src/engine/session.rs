@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Result;
-use crate::engine::bucket::{BucketShape, Ladder};
+use crate::engine::bucket::{BucketShape, Ladder, pad_kv};
 use crate::engine::fill::{FillPlan, fill_small};
 use crate::engine::graph_pool::{GraphPool, PoolCounters};
 use crate::engine::kv_cache::KvCache;
@@ -312,7 +312,7 @@ impl Session {
             n_prompt,
             rows,
             &ladder,
-            self.kv.n_ctx_rows,
+            self.rows_for(self.n_past + n_prompt)?,
             limits,
         )
         .map_err(EngineError::from)?)
@@ -331,17 +331,26 @@ impl Session {
         self.engine.options().switches.mask == Place::Host || self.backend.cuda().is_none()
     }
 
+    /// Rows of the linear caches once they hold `n` tokens.
+    fn rows_for(&self, n: usize) -> Result<usize> {
+        if n <= self.kv.n_ctx_rows {
+            return Ok(self.kv.n_ctx_rows);
+        }
+        let limit = self.engine.check_context(n)?;
+        let wanted = (2 * self.kv.n_ctx_rows)
+            .max(n)
+            .min(self.engine.context_limit())
+            .max(limit);
+        Ok(pad_kv(wanted))
+    }
+
     /// Grows the caches so that `n` tokens fit.
     fn ensure_context(&mut self, n: usize) -> Result<()> {
-        if n <= self.kv.n_ctx_rows {
+        let wanted = self.rows_for(n)?;
+        if wanted == self.kv.n_ctx_rows {
             return Ok(());
         }
         let engine = Arc::clone(&self.engine);
-        let limit = engine.check_context(n)?;
-        let wanted = (2 * self.kv.n_ctx_rows)
-            .max(n)
-            .min(engine.context_limit())
-            .max(limit);
         self.pool.clear(&self.backend);
         let options = engine.options();
         let mut grown = KvCache::allocate(

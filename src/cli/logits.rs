@@ -1,0 +1,236 @@
+//! `g4prefill logits`: token ids in, logits of the wanted rows out. The command that tests from
+//! outside use; it needs no tokenizer.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, anyhow, bail};
+use serde::Serialize;
+
+use super::out_file::OutFile;
+use super::report::{self, BucketReport, ChunkReport, GraphReport, Provenance, SCHEMA_VERSION};
+use super::{Console, EngineArgs, Progress, RowsArg, Unit, check_ids, drive, parse_ids, read_file};
+use crate::engine::{Chunk, Logits, Rows, Session};
+
+/// Arguments of `logits`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Model file: GGUF, the first part of a split one
+    #[arg(short = 'm', long = "model", value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Token ids, whitespace-separated; `-` is stdin
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// Prompt rows whose logits are wanted: last, all, or a list such as 0,7,20-29 (from 0)
+    #[arg(long, value_name = "ROWS", default_value = "last")]
+    pub rows: RowsArg,
+    /// Where the logits go: little-endian float32, row-major [rows, n_vocab]; `-` is stdout
+    #[arg(short = 'o', long = "output", value_name = "OUT")]
+    pub output: PathBuf,
+    /// Continue by the most likely token, this many tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub greedy: usize,
+    /// Engine options.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct LogitsReport {
+    schema_version: u32,
+    n_prompt: usize,
+    n_vocab: usize,
+    rows: Vec<usize>,
+    argmax: Vec<u32>,
+    greedy: Vec<u32>,
+    chunks: Vec<ChunkReport>,
+    buckets: Vec<BucketReport>,
+    graphs: GraphReport,
+    timing_us: Timing,
+    #[serde(flatten)]
+    provenance: Provenance,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Timing {
+    load: u64,
+    prefill: u64,
+    greedy: u64,
+}
+
+/// Runs `logits`.
+pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
+    if args.json && args.output.as_os_str() == "-" {
+        bail!("stdout cannot carry both the logits (-o -) and the report (--json)");
+    }
+    let ids = parse_ids(&read_file(&args.ids)?)
+        .with_context(|| format!("{}: token ids", args.ids.display()))?;
+    let rows = args.rows.resolve(ids.len()).map_err(|row| {
+        anyhow!(
+            "expected rows below {} (prompt tokens), found row {row}",
+            ids.len()
+        )
+    })?;
+    let mut out = OutFile::create(&args.output)?;
+    let loaded = drive::load(&args.model, &args.engine, console)?;
+    let n_vocab = loaded.engine.config().n_vocab;
+    check_ids(&ids, n_vocab).with_context(|| args.ids.display().to_string())?;
+    let session = loaded
+        .engine
+        .session(ids.len() + args.greedy)
+        .context("start a session")?;
+    console.detail(format_args!("prefill of {} tokens begins", ids.len()));
+    let mut work = Work {
+        session,
+        console,
+        next: None,
+        chunks: Vec::new(),
+    };
+
+    let start = Instant::now();
+    let argmax = work.write_rows(&ids, &rows, args, &mut out)?;
+    let prefill = start.elapsed();
+    let start = Instant::now();
+    let greedy = work.greedy(args.greedy)?;
+    let decode = start.elapsed();
+    out.finish()?;
+
+    let (chunks, buckets) = report::chunk_reports(&work.chunks);
+    let report = LogitsReport {
+        schema_version: SCHEMA_VERSION,
+        n_prompt: ids.len(),
+        n_vocab,
+        rows,
+        argmax,
+        greedy,
+        chunks,
+        buckets,
+        graphs: GraphReport::from(&work.session.counters()),
+        timing_us: Timing {
+            load: report::to_us(loaded.duration),
+            prefill: report::to_us(prefill),
+            greedy: report::to_us(decode),
+        },
+        provenance: Provenance::new(),
+    };
+    finish(args, &report, console)
+}
+
+/// The report as JSON, or for people: greedy ids on stdout, the rest on stderr.
+fn finish(args: &Args, report: &LogitsReport, console: &Console) -> anyhow::Result<ExitCode> {
+    if args.json {
+        report::print_json(report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    console.note(format_args!(
+        "{} rows of {} logits -> {}; prompt of {} tokens, {}",
+        report.rows.len(),
+        report.n_vocab,
+        args.output.display(),
+        report.n_prompt,
+        report::describe_speed(report.n_prompt, report.timing_us.prefill)
+    ));
+    if args.greedy > 0 && args.output.as_os_str() != "-" {
+        report::print_text(&format!("{}\n", join(&report.greedy)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn join(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// One session at work on one prompt.
+struct Work<'a> {
+    session: Session,
+    console: &'a Console,
+    /// Most likely token after the prompt, once its last row is computed.
+    next: Option<u32>,
+    chunks: Vec<Chunk>,
+}
+
+impl Work<'_> {
+    /// Prefills the prompt and writes the wanted rows; returns each row's most likely token.
+    fn write_rows(
+        &mut self,
+        ids: &[u32],
+        rows: &[usize],
+        args: &Args,
+        out: &mut OutFile,
+    ) -> anyhow::Result<Vec<u32>> {
+        let bar = self
+            .console
+            .progress("prefill", ids.len() as u64, Unit::Tokens);
+        if args.rows == RowsArg::All {
+            return self.write_all_rows(ids, args.engine.chunk, out, &bar);
+        }
+        let n_last = ids.len() - 1;
+        let mut wanted = rows.to_vec();
+        if args.greedy > 0 {
+            wanted.push(n_last);
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        let logits = self.prefill(ids, &Rows::List(wanted.clone()), &bar)?;
+        let mut argmax = Vec::with_capacity(rows.len());
+        for row in rows {
+            let index = wanted
+                .binary_search(row)
+                .map_err(|_| anyhow!("row {row} is missing"))?;
+            let values = logits.row(index).context("read logits")?;
+            argmax.push(drive::argmax(values));
+            out.write(values)?;
+        }
+        if wanted.last() == Some(&n_last) {
+            self.next = logits.row(wanted.len() - 1).map(drive::argmax);
+        }
+        Ok(argmax)
+    }
+
+    /// All rows, one chunk at a time: the logits of a long prompt do not fit into memory.
+    fn write_all_rows(
+        &mut self,
+        ids: &[u32],
+        chunk: usize,
+        out: &mut OutFile,
+        bar: &Progress,
+    ) -> anyhow::Result<Vec<u32>> {
+        let mut argmax = Vec::with_capacity(ids.len());
+        for slice in ids.chunks(chunk) {
+            let logits = self.prefill(slice, &Rows::All, bar)?;
+            argmax.extend(logits.data.chunks_exact(logits.n_vocab).map(drive::argmax));
+            out.write(&logits.data)?;
+        }
+        self.next = argmax.last().copied();
+        Ok(argmax)
+    }
+
+    fn prefill(&mut self, ids: &[u32], rows: &Rows, bar: &Progress) -> anyhow::Result<Logits> {
+        self.chunks.extend(
+            self.session
+                .plan(ids.len(), rows)
+                .context("plan the prompt")?,
+        );
+        drive::prefill(&mut self.session, ids, rows, bar, self.console)
+    }
+
+    /// Continues by the most likely token `n` times.
+    fn greedy(&mut self, n: usize) -> anyhow::Result<Vec<u32>> {
+        let mut ids = Vec::with_capacity(n);
+        let mut next = self.next;
+        let bar = Progress::hidden();
+        while let (Some(id), true) = (next, ids.len() < n) {
+            ids.push(id);
+            if ids.len() == n {
+                break;
+            }
+            let logits = drive::prefill(&mut self.session, &[id], &Rows::Last, &bar, self.console)?;
+            next = logits.row(0).map(drive::argmax);
+        }
+        Ok(ids)
+    }
+}
