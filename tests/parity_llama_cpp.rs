@@ -2,7 +2,7 @@
 //!
 //! Compared are the logits of all rows and the K and V rows of every layer: a prefill engine's
 //! product is its cache. The models are synthetic with the real head widths. The limits and
-//! their reasons are in `docs/numerics-peer.md`.
+//! their reasons are in `docs/numerics.md`.
 #![cfg(feature = "llama")]
 
 mod oracle;

@@ -1,7 +1,7 @@
 //! The peer proves itself: llama.cpp in process gives the figures that llama.cpp is known to give.
 //!
 //! Each fixture's logits are compared with the float32 reference, and the NMSE with the table of
-//! `docs/numerics-peer.md`. A wrong binding, option or row order would show as a different figure.
+//! `docs/numerics.md`. A wrong binding, option or row order would show as a different figure.
 #![cfg(feature = "llama")]
 
 mod oracle;

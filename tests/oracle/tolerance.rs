@@ -1,6 +1,6 @@
-//! Reads the limits of `docs/numerics-peer.md`, the one place where they are written.
+//! Reads the limits of `docs/numerics.md`, the one place where they are written.
 
-const PAGE: &str = include_str!("../../docs/numerics-peer.md");
+const PAGE: &str = include_str!("../../docs/numerics.md");
 
 /// How large a difference may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
