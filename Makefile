@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle
+.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab
 
 build:
 	$(CARGO) build --release
@@ -53,3 +53,7 @@ cuda-check: cuda-toolchain
 # A folder for a GPU host without Rust and without network: see scripts/bundle.sh.
 bundle:
 	scripts/bundle.sh $(FEATURES)
+
+# The real Gemma vocabulary as a GGUF into .tools/vocab, for the ignored tokenizer test.
+vocab:
+	scripts/vocab.sh

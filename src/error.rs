@@ -26,4 +26,7 @@ pub enum Error {
     #[cfg(feature = "llama")]
     #[error(transparent)]
     Peer(#[from] crate::peer::PeerError),
+    /// A vocabulary or chat template that cannot be used, or a text that cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::TokenizerError),
 }

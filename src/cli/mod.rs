@@ -21,6 +21,7 @@ mod sampling_args;
 mod synth;
 mod text_source;
 mod threads;
+pub mod tokenize;
 mod version;
 
 use std::process::ExitCode;
@@ -77,6 +78,8 @@ pub enum Command {
     Logits(logits::Args),
     /// Show what a prompt of some length would do, without running it
     Plan(plan::Args),
+    /// Print the token ids of a text
+    Tokenize(tokenize::Args),
 }
 
 impl Cli {
@@ -87,6 +90,7 @@ impl Cli {
             Command::Synth(args) => synth::run(args, console),
             Command::Logits(args) => logits::run(args, console),
             Command::Plan(args) => plan::run(args, console),
+            Command::Tokenize(args) => tokenize::run(args, console),
         }
     }
 }
