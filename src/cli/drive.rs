@@ -52,6 +52,19 @@ pub(super) fn load(model: &Path, args: &EngineArgs, console: &Console) -> anyhow
     })
 }
 
+/// Starts a session with room for a prompt and its continuation, or says why they do not fit.
+pub(super) fn session(
+    engine: &Arc<Engine>,
+    n_prompt: usize,
+    n_gen: usize,
+) -> anyhow::Result<Session> {
+    engine
+        .session(n_prompt.saturating_add(n_gen))
+        .with_context(|| {
+            format!("start a session for {n_prompt} prompt tokens and {n_gen} generated ones")
+        })
+}
+
 /// Prefills `ids` behind what the session holds and moves `bar` on; Ctrl-C stops it between two
 /// chunks.
 pub(super) fn prefill(

@@ -79,10 +79,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let n_vocab = loaded.engine.config().n_vocab;
     check_ids(&ids, n_vocab).with_context(|| args.ids.display().to_string())?;
-    let session = loaded
-        .engine
-        .session(ids.len() + args.greedy)
-        .context("start a session")?;
+    let session = drive::session(&loaded.engine, ids.len(), args.greedy)?;
     console.detail(format_args!("prefill of {} tokens begins", ids.len()));
     let mut work = Work {
         session,

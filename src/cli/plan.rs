@@ -67,9 +67,7 @@ struct BytesReport {
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let engine = &loaded.engine;
-    let session = engine
-        .session(args.n_prompt + args.n_gen)
-        .context("start a session")?;
+    let session = drive::session(engine, args.n_prompt, args.n_gen)?;
     let chunks = session
         .plan(args.n_prompt, &Rows::Last)
         .context("plan the prompt")?;

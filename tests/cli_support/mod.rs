@@ -1,0 +1,180 @@
+//! Running the built binary in tests: clean environment, full report on failure, small models
+//! made by the binary itself.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The built binary with our own variables cleared, except where ggml's backends are.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_g4prefill"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy().into_owned();
+        if text.starts_with("G4_") && text != "G4_BACKEND_DIR" {
+            command.env_remove(&name);
+        }
+    }
+    // Tests run side by side: more threads than cores make ggml wait for itself.
+    command
+        .env("G4_THREADS", "1")
+        .args(args)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs the binary to its end.
+pub fn g4prefill(args: &[&str]) -> Run {
+    let output = command(args).output().expect("start g4prefill");
+    Run {
+        args: args.iter().map(|&a| a.to_owned()).collect(),
+        output,
+    }
+}
+
+/// Runs the binary with `input` on stdin.
+pub fn g4prefill_with_input(args: &[&str], input: &[u8]) -> Run {
+    let mut child = command(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start g4prefill");
+    // The program may end before it has read everything: that is its answer, not our failure.
+    let _ = child
+        .stdin
+        .take()
+        .expect("stdin was piped")
+        .write_all(input);
+    let output = child.wait_with_output().expect("wait for g4prefill");
+    Run {
+        args: args.iter().map(|&a| a.to_owned()).collect(),
+        output,
+    }
+}
+
+/// A finished run.
+#[derive(Debug)]
+pub struct Run {
+    args: Vec<String>,
+    output: Output,
+}
+
+impl Run {
+    /// Asserts the exit code; a failure shows the whole run.
+    #[track_caller]
+    pub fn code(&self, expected: i32) -> &Self {
+        assert_eq!(
+            self.output.status.code(),
+            Some(expected),
+            "{}",
+            self.describe()
+        );
+        self
+    }
+
+    /// stdout as text.
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    /// stdout as bytes.
+    pub fn stdout_bytes(&self) -> &[u8] {
+        &self.output.stdout
+    }
+
+    /// stderr as text.
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// stdout as one JSON object with a newline behind it and `schema_version` first.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        let text = self.stdout();
+        assert!(
+            text.starts_with("{\"schema_version\":1,"),
+            "{}",
+            self.describe()
+        );
+        assert_eq!(text.matches('\n').count(), 1, "{}", self.describe());
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {}", self.describe()))
+    }
+
+    /// Asserts that stderr holds `text`.
+    #[track_caller]
+    pub fn says(&self, text: &str) -> &Self {
+        assert!(
+            self.stderr().contains(text),
+            "no {text:?} on stderr: {}",
+            self.describe()
+        );
+        self
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "g4prefill {}\nstatus: {}\n--- stdout\n{}\n--- stderr\n{}",
+            self.args.join(" "),
+            self.output.status,
+            self.stdout(),
+            self.stderr()
+        )
+    }
+}
+
+/// A synthetic model of this preset and type, made once and kept for the next run.
+pub fn model(preset: &str, dtype: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{preset}-{dtype}.gguf"));
+    if !path.exists() {
+        // Written beside its place and renamed, so two tests at once do no harm.
+        let out = path.to_str().expect("UTF-8 path");
+        g4prefill(&[
+            "synth", "--preset", preset, "--type", dtype, "--seed", "7", "-o", out,
+        ])
+        .code(0);
+    }
+    path
+}
+
+/// The path as text for the command line.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+/// A file of token ids below `n_vocab`: the same numbers each time.
+pub fn ids_file(folder: &Path, n: u32, n_vocab: u32) -> PathBuf {
+    let path = folder.join(format!("{n}.ids"));
+    let ids: Vec<String> = (0..n)
+        .map(|i| ((i.wrapping_mul(2_654_435_761) >> 7) % n_vocab).to_string())
+        .collect();
+    std::fs::write(&path, ids.join(" ")).expect("write ids");
+    path
+}
+
+/// Reads a file of little-endian float32.
+pub fn read_f32(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).expect("read logits");
+    f32s(&bytes)
+}
+
+/// Little-endian float32 values.
+pub fn f32s(bytes: &[u8]) -> Vec<f32> {
+    assert_eq!(bytes.len() % 4, 0);
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}
+
+/// Index of the largest value.
+pub fn argmax(row: &[f32]) -> u64 {
+    let best = row
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1))
+        .expect("a row")
+        .0;
+    best as u64
+}
