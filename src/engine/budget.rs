@@ -71,11 +71,16 @@ pub struct Demand {
     pub ring_rows: usize,
     /// Tokens of the largest bucket.
     pub chunk: usize,
-    /// I/O blocks: one for each chunk that may be in flight.
-    pub n_io_blocks: usize,
+    /// Bytes of per-layer embeddings that the host uploads for each token.
+    pub ple_token_bytes: usize,
+    /// Upload slots in this memory, each as large as the I/O block: 0 where the host's memory is
+    /// another one.
+    pub n_upload_slots: usize,
     /// Bytes of the compute arena, reserved for the worst bucket.
     pub arena_bytes: u64,
-    /// Logit rows that one run may write.
+    /// Bytes of the arena for each row of the context (conversion of K/V).
+    pub arena_row_bytes: u64,
+    /// Logit rows that are read back into this memory.
     pub n_logit_rows: usize,
     /// Vocabulary size.
     pub n_vocab: usize,
@@ -94,8 +99,10 @@ pub struct Budget {
     pub kv_global_bytes: u64,
     /// Rings, scratch rows included.
     pub kv_ring_bytes: u64,
-    /// I/O blocks: ids, positions, row indices, masks.
+    /// I/O block: ids, positions, row indices, masks.
     pub io_bytes: u64,
+    /// Upload slots.
+    pub staging_bytes: u64,
     /// Compute arena.
     pub arena_bytes: u64,
     /// Logits.
@@ -134,6 +141,8 @@ impl Demand {
     pub fn at(&self, n_ctx_rows: usize, resident: Resident) -> Budget {
         let ring_rows = self.ring_rows.min(n_ctx_rows);
         let logits = product(&[self.n_logit_rows, self.n_vocab, size_of::<f32>()]);
+        let io_bytes = self.io_bytes(n_ctx_rows, ring_rows);
+        let converted = self.arena_row_bytes.saturating_mul(to_u64(n_ctx_rows));
         Budget {
             n_ctx_rows,
             resident,
@@ -143,8 +152,9 @@ impl Demand {
             },
             kv_global_bytes: self.cache_bytes(false, n_ctx_rows),
             kv_ring_bytes: self.cache_bytes(true, ring_rows),
-            io_bytes: self.io_bytes(n_ctx_rows, ring_rows),
-            arena_bytes: self.arena_bytes,
+            io_bytes,
+            staging_bytes: io_bytes.saturating_mul(to_u64(self.n_upload_slots)),
+            arena_bytes: self.arena_bytes.saturating_add(converted),
             logits_bytes: logits,
         }
     }
@@ -156,16 +166,17 @@ impl Demand {
     }
 
     /// Per token: its id, its position, one row index for each kind of cache, one mask row for
-    /// each. Per logit row: the index of the row.
+    /// each, per-layer embeddings. Per logit row: the index of the row.
     fn io_bytes(&self, n_ctx_rows: usize, ring_rows: usize) -> u64 {
         let index_bytes = 2 * size_of::<i32>() + 2 * size_of::<i64>();
         let masks = product(&[n_ctx_rows.saturating_add(ring_rows), size_of::<u16>()]);
-        let per_token = masks.saturating_add(to_u64(index_bytes));
+        let per_token = masks
+            .saturating_add(to_u64(index_bytes))
+            .saturating_add(to_u64(self.ple_token_bytes));
         let out_rows = product(&[self.n_logit_rows, size_of::<i32>()]);
-        let block = per_token
-            .saturating_mul(to_u64(self.chunk))
-            .saturating_add(out_rows);
-        block.saturating_mul(to_u64(self.n_io_blocks))
+        per_token
+            .saturating_mul(to_u64(self.chunk.min(n_ctx_rows)))
+            .saturating_add(out_rows)
     }
 
     /// Checks one length of the context against the free memory and the size of its masks.
@@ -229,7 +240,7 @@ impl Demand {
 
 impl Budget {
     /// Returns the classes with their names, in the order in which they are shown.
-    pub fn classes(&self) -> [(&'static str, u64); 6] {
+    pub fn classes(&self) -> [(&'static str, u64); 7] {
         let weights = match self.resident {
             Resident::Native => "weights, native",
             Resident::Bf16 => "weights, bf16",
@@ -239,6 +250,7 @@ impl Budget {
             ("k/v, global", self.kv_global_bytes),
             ("k/v, ring", self.kv_ring_bytes),
             ("i/o, masks", self.io_bytes),
+            ("upload slots", self.staging_bytes),
             ("compute arena", self.arena_bytes),
             ("logits", self.logits_bytes),
         ]

@@ -11,7 +11,7 @@ use crate::engine::{bucket, ring};
 use crate::ggml::{Backend, Dims, Store, TensorSpec};
 use crate::gguf::DType;
 use crate::graph::KvTensors;
-use crate::model::Config;
+use crate::model::{Config, LayerConfig};
 
 /// The caches and their sizes.
 #[derive(Debug)]
@@ -54,17 +54,20 @@ fn specs(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> 
         .collect()
 }
 
+/// Bytes of one K row and one V row of a layer together.
+pub fn row_bytes(layer: &LayerConfig, dtype: DType) -> u64 {
+    let n = (layer.n_embd_head * layer.n_head_kv) as u64;
+    2 * dtype.row_bytes(n).unwrap_or(0)
+}
+
 /// Bytes of the linear caches and of the rings.
 pub fn bytes(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> (u64, u64) {
     let (mut global, mut swa) = (0, 0);
     for l in config.layers.iter().filter(|l| l.owns_kv) {
-        let row = dtype
-            .row_bytes((l.n_embd_head * l.n_head_kv) as u64)
-            .unwrap_or(0);
         if l.is_swa {
-            swa += 2 * row * (ring_rows as u64 + 1);
+            swa += row_bytes(l, dtype) * (ring_rows as u64 + 1);
         } else {
-            global += 2 * row * (n_ctx_rows as u64 + 1);
+            global += row_bytes(l, dtype) * (n_ctx_rows as u64 + 1);
         }
     }
     (global, swa)

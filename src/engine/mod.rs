@@ -3,12 +3,15 @@
 //! Arithmetic lives in `plan`, `ring`, `mask` and `bucket`; this module loads, owns and runs.
 
 pub mod budget;
+pub mod estimate;
 mod fill;
 pub mod graph_pool;
 pub mod kv_cache;
 pub mod mask;
 pub mod options;
 pub mod plan;
+pub mod policy;
+pub mod report;
 pub mod ring;
 pub mod sampler;
 pub mod session;
@@ -16,6 +19,8 @@ pub mod session;
 pub use crate::graph::bucket;
 pub use options::{EngineOptions, Place, Readback, Switches};
 pub use plan::{Chunk, Rows};
+pub use policy::DeviceTraits;
+pub use report::PlanReport;
 pub use session::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Session};
 
 use std::ops::Range;
@@ -27,6 +32,7 @@ use crate::ggml::{Backend, Device, dequantize_row, load_backends};
 use crate::gguf::GgufFile;
 use crate::model::weights::{Weights, WeightsMode, WeightsPlan, tensor};
 use crate::model::{Config, names};
+use budget::Resident;
 
 /// A failure of planning or running.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +47,9 @@ pub enum EngineError {
     /// A mask cannot be right.
     #[error(transparent)]
     Mask(#[from] mask::MaskError),
+    /// The memory does not suffice.
+    #[error(transparent)]
+    Budget(#[from] budget::BudgetError),
     /// A token id is not in the vocabulary.
     #[error("token {index}: expected an id below {n_vocab}, found {token}")]
     TokenOutOfRange {
@@ -109,6 +118,17 @@ pub struct WeightsChoice {
     pub reason: String,
 }
 
+impl WeightsChoice {
+    /// The choice, as the budget takes it.
+    pub fn resident(&self) -> Resident {
+        if self.bf16 {
+            Resident::Bf16
+        } else {
+            Resident::Native
+        }
+    }
+}
+
 /// A model on a device.
 pub struct Engine {
     options: EngineOptions,
@@ -117,6 +137,7 @@ pub struct Engine {
     choice: WeightsChoice,
     file: GgufFile,
     device: Device,
+    traits: DeviceTraits,
 }
 
 impl std::fmt::Debug for Engine {
@@ -174,7 +195,8 @@ impl Engine {
         load_backends(options.backend_dir.as_deref())?;
         let device = Device::find(options.device)?;
         let backend = Backend::open(device, options.n_threads)?;
-        let (plan, choice) = choose_weights(&file, &config, &options, &backend)?;
+        let traits = DeviceTraits::of(&backend);
+        let (plan, choice) = choose_weights(&file, &config, options.weights, &traits)?;
         let weights = plan.load(&file, &backend, options.n_threads, &mut |done, total| {
             progress(LoadProgress {
                 done_bytes: done,
@@ -188,6 +210,7 @@ impl Engine {
             choice,
             file,
             device,
+            traits,
         }))
     }
 
@@ -230,29 +253,48 @@ impl Engine {
 
     /// Largest context of this engine, in tokens.
     pub fn context_limit(&self) -> usize {
-        if self.options.n_ctx > 0 {
-            self.options.n_ctx
-        } else {
-            self.config.n_ctx_train
-        }
+        policy::context_limit(&self.options, &self.config).0
     }
 
     /// Tokens to allocate for `n`, or why they do not fit.
     pub(crate) fn check_context(&self, n: usize) -> Result<usize, EngineError> {
-        let n_ctx = self.context_limit();
-        if n > n_ctx {
-            let source_of_limit = if self.options.n_ctx > 0 {
-                "the n_ctx option"
-            } else {
-                "the model's training"
-            };
-            return Err(EngineError::ContextExceeded {
-                n,
-                n_ctx,
-                source_of_limit,
-            });
+        policy::check_context(&self.options, &self.config, n)
+    }
+
+    /// Refuses caches, inputs and an arena for `n` tokens that the device has no room for.
+    ///
+    /// A device that does not report its memory refuses nothing.
+    pub(crate) fn check_memory(&self, backend: &Backend, n: usize) -> Result<(), EngineError> {
+        let device = DeviceTraits::of(backend);
+        let resident = self.choice.resident();
+        let mut demand = policy::demand(&self.config, &self.options, &device, resident, n);
+        if device.is_cpu {
+            // The CPU reports all memory as free, whatever lies in it: our weights do.
+            demand.weights_native_bytes = self.choice.bytes;
+            demand.weights_bf16_bytes = self.choice.bytes;
         }
-        Ok(n.max(1))
+        demand.check(bucket::pad_kv(n), resident, device.free())?;
+        Ok(())
+    }
+
+    /// What a prompt of `n_prompt` tokens and `n_gen` generated ones would take. Runs nothing.
+    ///
+    /// # Errors
+    /// An empty prompt, more tokens than the context. A plan that does not fit into memory is no
+    /// error here: see [`PlanReport::require_fit`].
+    pub fn plan(&self, n_prompt: usize, n_gen: usize) -> Result<PlanReport> {
+        let device = DeviceTraits {
+            memory: self.device.memory(),
+            ..self.traits.clone()
+        };
+        let request = report::Request {
+            config: &self.config,
+            options: &self.options,
+            device: &device,
+            n_prompt,
+            n_gen,
+        };
+        PlanReport::with_loaded(&self.file, request, &self.choice)
     }
 
     /// Starts a session with room for `n_reserve` tokens.
@@ -292,53 +334,22 @@ impl Engine {
     }
 }
 
-/// Decides native or BF16: BF16 pays on GPUs of compute capability 9.0 and newer, when it fits
-/// beside a quarter of the memory for caches and graphs.
 fn choose_weights(
     file: &GgufFile,
     config: &Config,
-    options: &EngineOptions,
-    backend: &Backend,
+    mode: WeightsMode,
+    device: &DeviceTraits,
 ) -> Result<(WeightsPlan, WeightsChoice)> {
-    let native = WeightsPlan::new(file, config, false)?;
     let bf16 = WeightsPlan::new(file, config, true)?;
-    let chosen = |plan: WeightsPlan, is_bf16, reason: String| {
-        let choice = WeightsChoice {
-            bf16: is_bf16,
-            bytes: plan.bytes(),
-            reason,
-        };
-        Ok((plan, choice))
+    let (resident, reason) = policy::choose_weights(mode, bf16.bytes(), device);
+    let plan = match resident {
+        Resident::Bf16 => bf16,
+        Resident::Native => WeightsPlan::new(file, config, false)?,
     };
-    match options.weights {
-        WeightsMode::Native => return chosen(native, false, "asked for".to_owned()),
-        WeightsMode::Bf16 => return chosen(bf16, true, "asked for".to_owned()),
-        WeightsMode::Auto => {}
-    }
-    let Some(cuda) = backend.cuda() else {
-        return chosen(
-            native,
-            false,
-            "no GPU that multiplies BF16 faster".to_owned(),
-        );
+    let choice = WeightsChoice {
+        bf16: resident == Resident::Bf16,
+        bytes: plan.bytes(),
+        reason,
     };
-    if cuda.compute_cap < 900 {
-        let reason = format!("compute capability {} is below 900", cuda.compute_cap);
-        return chosen(native, false, reason);
-    }
-    match backend.device().memory() {
-        Some((free, _)) if bf16.bytes() <= free / 4 * 3 => {
-            let reason = format!("{} of {free} free bytes", bf16.bytes());
-            chosen(bf16, true, reason)
-        }
-        Some((free, _)) => {
-            let reason = format!("BF16 needs {} of {free} free bytes", bf16.bytes());
-            chosen(native, false, reason)
-        }
-        None => chosen(
-            native,
-            false,
-            "the device does not report its memory".to_owned(),
-        ),
-    }
+    Ok((plan, choice))
 }

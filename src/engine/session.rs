@@ -9,28 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Result;
-use crate::engine::bucket::{BucketShape, Ladder, pad_kv};
+use crate::engine::bucket::{BucketShape, pad_kv};
 use crate::engine::fill::{FillPlan, fill_small};
 use crate::engine::graph_pool::{GraphPool, PoolCounters};
 use crate::engine::kv_cache::KvCache;
 use crate::engine::options::{Place, Readback};
-use crate::engine::plan::{Chunk, Limits, Rows, plan};
-use crate::engine::{Engine, EngineError, ring};
+use crate::engine::plan::{Chunk, Rows, plan};
+use crate::engine::policy::{self, POOL_LIMIT};
+use crate::engine::{Engine, EngineError, PlanReport, ring};
 use crate::ggml::{
     Arena, Backend, Band, Block, GraphCounters, HostMemory, Span, Staging, read_back,
     set_abort_context,
 };
 use crate::graph::inputs::{InputLayout, InputOptions, MaskSlots, Masks};
 use crate::graph::{BuildParams, VerifyGraph};
-
-/// Graphs a session keeps. A long prompt needs about ten, decode one per 256 to 4096 tokens.
-const POOL_LIMIT: usize = 48;
-/// Bytes of logits that one graph run may write.
-const LOGIT_BYTES: usize = 256 << 20;
-/// Chunks with at least this many rows use the coarse ladder on a GPU: there attention skips
-/// hidden keys behind the last visible one, so padding the keys costs little and replays are worth
-/// more.
-const COARSE_ROWS: usize = 1024;
 
 /// Stops a prefill between two chunks.
 #[derive(Clone, Debug, Default)]
@@ -161,11 +153,8 @@ impl Session {
         let options = engine.options();
         let backend = engine.open_backend()?;
         let n_rows = engine.check_context(n_reserve)?;
-        let first = if options.switches.pregrow {
-            n_rows
-        } else {
-            n_rows.min(options.chunk)
-        };
+        let first = policy::first_context(options, n_rows);
+        engine.check_memory(&backend, first)?;
         let kv = KvCache::allocate(
             &backend,
             engine.config(),
@@ -247,6 +236,16 @@ impl Session {
         )
     }
 
+    /// What a first prompt of `n_prompt` tokens and `n_gen` generated ones would take, with this
+    /// session's arena in place of the estimate.
+    ///
+    /// # Errors
+    /// As [`Engine::plan`].
+    pub fn report(&self, n_prompt: usize, n_gen: usize) -> Result<PlanReport> {
+        let report = self.engine.plan(n_prompt, n_gen)?;
+        Ok(report.with_measured_arena(self.arena.bytes() as u64))
+    }
+
     /// Forgets all tokens; caches and graphs stay.
     ///
     /// What the caches hold is unreachable from then on: masks are made from positions.
@@ -278,35 +277,15 @@ impl Session {
         Ok(())
     }
 
-    fn ladder(&self, n_tokens: usize) -> Ladder {
-        let chunk = self.engine.options().chunk;
-        if !self.engine.is_cpu() && n_tokens >= COARSE_ROWS {
-            return Ladder {
-                chunk,
-                kv_min: 8192,
-                kv_steps_per_octave: 1,
-                token_steps_per_octave: 4,
-            };
-        }
-        Ladder {
-            chunk,
-            kv_min: 256,
-            kv_steps_per_octave: 4,
-            token_steps_per_octave: 4,
-        }
-    }
-
     /// The chunks that `n_prompt` more tokens would be computed in.
     ///
     /// # Errors
     /// The prompt does not fit.
     pub fn plan(&self, n_prompt: usize, rows: &Rows) -> Result<Vec<Chunk>> {
-        let n_vocab = self.engine.config().n_vocab.max(1);
+        let n_vocab = self.engine.config().n_vocab;
         let chunk = self.engine.options().chunk;
-        let limits = Limits {
-            max_logit_rows: (LOGIT_BYTES / 4 / n_vocab).clamp(1, chunk),
-        };
-        let ladder = self.ladder(n_prompt);
+        let limits = policy::limits(n_vocab, chunk);
+        let ladder = policy::ladder(chunk, self.engine.is_cpu(), n_prompt);
         Ok(plan(
             self.n_past,
             n_prompt,
@@ -328,7 +307,10 @@ impl Session {
     }
 
     fn host_masks(&self) -> bool {
-        self.engine.options().switches.mask == Place::Host || self.backend.cuda().is_none()
+        policy::host_masks(
+            self.engine.options().switches.mask,
+            self.backend.cuda().is_some(),
+        )
     }
 
     /// Rows of the linear caches once they hold `n` tokens.
@@ -337,11 +319,12 @@ impl Session {
             return Ok(self.kv.n_ctx_rows);
         }
         let limit = self.engine.check_context(n)?;
-        let wanted = (2 * self.kv.n_ctx_rows)
-            .max(n)
-            .min(self.engine.context_limit())
-            .max(limit);
-        Ok(pad_kv(wanted))
+        let n_max = self.engine.context_limit();
+        Ok(pad_kv(policy::grown_context(
+            self.kv.n_ctx_rows,
+            limit,
+            n_max,
+        )))
     }
 
     /// Grows the caches so that `n` tokens fit.
@@ -394,11 +377,7 @@ impl Session {
         let slot_bytes = layouts.iter().map(slot).max().unwrap_or(0);
         if slot_bytes > self.staging.slot_bytes() {
             self.backend.synchronize();
-            let n_slots = match (self.engine.is_cpu(), host_masks) {
-                (true, _) => 1,
-                (false, true) => 2,
-                (false, false) => 4,
-            };
+            let n_slots = policy::upload_slots(self.engine.is_cpu(), host_masks);
             let device = self.backend.device();
             self.staging = Staging::new(device, n_slots, slot_bytes, !self.engine.is_cpu());
         }

@@ -21,8 +21,10 @@ fn demand() -> Demand {
         ],
         ring_rows: 512,
         chunk: 100,
-        n_io_blocks: 1,
+        ple_token_bytes: 0,
+        n_upload_slots: 0,
         arena_bytes: 5000,
+        arena_row_bytes: 0,
         n_logit_rows: 2,
         n_vocab: 50,
     }
@@ -47,6 +49,35 @@ fn every_class_counts_what_it_holds() {
     assert_eq!(
         demand().at(1024, Resident::Bf16).total_bytes(),
         parts + 3000
+    );
+}
+
+#[test]
+fn upload_slots_per_layer_rows_and_conversion_are_counted() {
+    let more = Demand {
+        ple_token_bytes: 40,
+        n_upload_slots: 2,
+        arena_row_bytes: 7,
+        ..demand()
+    };
+
+    let budget = more.at(1024, Resident::Native);
+
+    assert_eq!(budget.io_bytes, 100 * (24 + 40 + 2 * (1024 + 512)) + 2 * 4);
+    assert_eq!(budget.staging_bytes, 2 * budget.io_bytes);
+    assert_eq!(budget.arena_bytes, 5000 + 7 * 1024);
+}
+
+#[test]
+fn a_chunk_is_not_longer_than_the_context() {
+    let wide = Demand {
+        chunk: 4096,
+        ..demand()
+    };
+
+    assert_eq!(
+        wide.at(256, Resident::Native).io_bytes,
+        256 * (24 + 2 * 512) + 8
     );
 }
 
@@ -152,7 +183,7 @@ fn bytes_are_shown_in_the_largest_whole_unit() {
 fn the_table_has_every_class_and_the_total() {
     let table = demand().at(1024, Resident::Bf16).to_string();
 
-    assert_eq!(table.lines().count(), 7);
+    assert_eq!(table.lines().count(), 8);
     assert!(
         table.starts_with("weights, bf16      3.90 KiB\n"),
         "{table}"
