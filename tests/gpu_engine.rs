@@ -277,7 +277,7 @@ fn gpu_speed_of_a_model() {
         _ => WeightsMode::Auto,
     };
     let start = Instant::now();
-    let engine = load(path.as_ref(), EngineOptions { weights, ..gpu_options() });
+    let engine = load(path.as_ref(), EngineOptions { weights, audit: false, ..gpu_options() });
     println!("load {:?}, {:?}", start.elapsed(), engine.weights_choice());
     for n in lengths.split_whitespace().map(|n| n.parse::<usize>().expect("a length")) {
         let tokens = support::random_tokens(n, engine.config().n_vocab, 7);
