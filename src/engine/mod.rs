@@ -273,7 +273,8 @@ impl Engine {
             demand.weights_native_bytes = self.choice.bytes;
             demand.weights_bf16_bytes = self.choice.bytes;
         }
-        demand.check(bucket::pad_kv(n), resident, device.free())?;
+        let reserve = policy::reserve_bytes(&self.config, &device, demand.chunk);
+        demand.check(bucket::pad_kv(n), resident, device.free().less(reserve))?;
         Ok(())
     }
 

@@ -21,6 +21,8 @@ const LOGIT_BYTES: usize = 256 << 20;
 /// hidden keys behind the last visible one, so padding the keys costs little and replays are worth
 /// more.
 const COARSE_ROWS: usize = 1024;
+/// Bytes kept aside on a GPU whatever the model: cuBLAS' workspace and recorded graphs.
+const FIXED_RESERVE_BYTES: u64 = 256 << 20;
 /// Compute capability, times 100, from which BF16 products beat quantised ones.
 const BF16_COMPUTE_CAP: u32 = 900;
 
@@ -255,6 +257,30 @@ pub fn demand(
         n_logit_rows: usize::from(host_inputs),
         n_vocab: config.n_vocab,
     }
+}
+
+/// Memory kept aside on a GPU for what the budget does not count, in bytes: an allowance, not
+/// measured. A failed allocation inside ggml-cuda ends the process, so it is not small.
+///
+/// Converted operands of the widest product (BF16 or Q8_1 in ggml-cuda's pool, at most two at
+/// once), cuBLAS' 32 MiB workspace, recorded graphs.
+pub fn reserve_bytes(config: &Config, device: &DeviceTraits, chunk: usize) -> u64 {
+    if device.is_cpu {
+        return 0;
+    }
+    let operand = config.layers.iter().map(|l| {
+        let experts = if l.is_moe {
+            config.n_expert_used * config.n_ff_exp.max(config.n_embd)
+        } else {
+            0
+        };
+        (l.n_head * l.n_embd_head).max(l.n_ff).max(experts)
+    });
+    let widest = operand.max().unwrap_or(0).max(config.n_embd);
+    let pool = (widest as u64)
+        .saturating_mul(chunk as u64)
+        .saturating_mul(size_of::<f32>() as u64);
+    pool.saturating_add(FIXED_RESERVE_BYTES)
 }
 
 /// Rows of the global caches while `n_prompt` tokens are read, and when `n_total` are held.

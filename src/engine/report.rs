@@ -161,7 +161,9 @@ pub struct MemoryReport {
     pub total: Option<u64>,
     /// Free bytes as the device reports them (the CPU reports all as free).
     pub free: Option<u64>,
-    /// Free bytes, and those of the weights where they are loaded already.
+    /// Bytes kept aside for the backend's own pools: an allowance, 0 on the CPU.
+    pub reserve: u64,
+    /// Free bytes without the reserve, and those of the weights where they are loaded already.
     pub available: Option<u64>,
     /// Bytes that are needed.
     pub needed: u64,
@@ -190,6 +192,53 @@ impl WeightsFacts {
             Resident::Native => self.native_bytes,
             Resident::Bf16 => self.bf16_bytes,
         }
+    }
+
+    fn into_report(self, requested: WeightsMode) -> WeightsReport {
+        WeightsReport {
+            requested: match requested {
+                WeightsMode::Auto => "auto",
+                WeightsMode::Native => "native",
+                WeightsMode::Bf16 => "bf16",
+            },
+            active: self.resident,
+            why: self.why,
+            native_bytes: self.native_bytes,
+            bf16_bytes: self.bf16_bytes,
+            is_loaded: self.is_loaded,
+        }
+    }
+}
+
+/// Free memory and that of loaded weights. The CPU reports all memory as free.
+fn available(device: &DeviceTraits, weights: &WeightsFacts) -> FreeMemory {
+    match device.free() {
+        FreeMemory::Known(free) if weights.is_loaded && !device.is_cpu => {
+            FreeMemory::Known(free.saturating_add(weights.bytes()))
+        }
+        free => free,
+    }
+}
+
+/// The memory of a device, before the need is known.
+fn memory(
+    device: &DeviceTraits,
+    reserve: u64,
+    available: FreeMemory,
+    n_ctx_fitting: Option<usize>,
+) -> MemoryReport {
+    MemoryReport {
+        total: device.memory.map(|(_, total)| total),
+        free: device.memory.map(|(free, _)| free),
+        reserve,
+        available: match available {
+            FreeMemory::Known(bytes) => Some(bytes),
+            FreeMemory::Unknown => None,
+        },
+        needed: 0,
+        fits: None,
+        why_not: None,
+        n_ctx_fitting,
     }
 }
 
@@ -310,12 +359,9 @@ impl PlanReport {
         let extremes = extremes(request, &course, &runs.shapes(), weights.resident);
         let (limit, source) = policy::context_limit(options, config);
         let (budget, bytes) = classes(request, &course, extremes, &weights);
-        let available = match device.free() {
-            FreeMemory::Known(free) if weights.is_loaded && !device.is_cpu => {
-                FreeMemory::Known(free.saturating_add(weights.bytes()))
-            }
-            free => free,
-        };
+        let n_rows = options.chunk.min(n_prompt);
+        let reserve = policy::reserve_bytes(config, device, n_rows);
+        let available = available(device, &weights).less(reserve);
         let n_ctx_fitting = longest_fitting(request, &weights, limit, available);
         let mut report = Self {
             n_prompt,
@@ -334,31 +380,9 @@ impl PlanReport {
             },
             switches: conditions::switches(request),
             fast_path: FastPath::new(file, request, weights.resident, &runs.shapes()),
-            weights: WeightsReport {
-                requested: match options.weights {
-                    WeightsMode::Auto => "auto",
-                    WeightsMode::Native => "native",
-                    WeightsMode::Bf16 => "bf16",
-                },
-                active: weights.resident,
-                why: weights.why,
-                native_bytes: weights.native_bytes,
-                bf16_bytes: weights.bf16_bytes,
-                is_loaded: weights.is_loaded,
-            },
+            weights: weights.into_report(options.weights),
             bytes,
-            memory: MemoryReport {
-                total: device.memory.map(|(_, total)| total),
-                free: device.memory.map(|(free, _)| free),
-                available: match available {
-                    FreeMemory::Known(bytes) => Some(bytes),
-                    FreeMemory::Unknown => None,
-                },
-                needed: 0,
-                fits: None,
-                why_not: None,
-                n_ctx_fitting,
-            },
+            memory: memory(device, reserve, available, n_ctx_fitting),
             chunk_groups: runs.groups,
             chunks: runs.chunks,
             graphs: runs.total,

@@ -150,3 +150,13 @@ fn caches_of_another_type_than_f16_are_converted_on_a_gpu() {
     assert!(row_bytes(&gpu(900, None)) > 0);
     assert_eq!(row_bytes(&DeviceTraits::assumed(DeviceChoice::Cpu)), 0);
 }
+
+#[test]
+fn a_gpu_keeps_memory_aside_for_its_pools_and_the_cpu_none() {
+    let config = config();
+    let reserve = |device: &DeviceTraits, chunk| reserve_bytes(&config, device, chunk);
+
+    assert_eq!(reserve(&DeviceTraits::assumed(DeviceChoice::Cpu), 2048), 0);
+    let (short, long) = (reserve(&gpu(900, None), 64), reserve(&gpu(900, None), 2048));
+    assert!(short > 256 << 20 && long > short);
+}

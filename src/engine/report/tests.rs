@@ -166,12 +166,10 @@ fn a_list_of_more_than_a_million_chunks_and_a_mask_of_two_to_the_31_cells_are_re
 #[test]
 fn what_does_not_fit_is_no_without_a_refusal_and_says_what_would() {
     let m = model("a-e4b-f32.gguf");
-    let needed = m
-        .plan(&options(), &gpu(AMPLE), 50_000, 0)
-        .unwrap()
-        .memory
-        .needed;
-    let short = gpu(Some((needed - 1, needed)));
+    let ample = m.plan(&options(), &gpu(AMPLE), 50_000, 0).unwrap().memory;
+    let (needed, reserve) = (ample.needed, ample.reserve);
+    assert!(reserve > 0, "a GPU keeps something aside");
+    let short = gpu(Some((needed - 1 + reserve, 1 << 40)));
 
     let report = m.plan(&options(), &short, 50_000, 0).unwrap();
 
@@ -318,6 +316,41 @@ fn json_has_the_documented_fields_in_order() {
     assert_eq!(json["weights"]["active"], "native");
     assert_eq!(json["buckets"][0]["expected"]["built"], 1);
     assert_eq!(json["bytes"]["arena_measured"], serde_json::Value::Null);
+}
+
+/// Names of all fields, at any depth.
+fn field_names(json: &serde_json::Value, names: &mut std::collections::BTreeSet<String>) {
+    match json {
+        serde_json::Value::Object(object) => {
+            for (name, value) in object {
+                names.insert(name.clone());
+                field_names(value, names);
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(|v| field_names(v, names)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_json_field_condition_and_switch_is_documented() {
+    let report = model("a-e4b-f32.gguf")
+        .plan(&options(), &cpu(AMPLE), 100, 4)
+        .unwrap();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/json.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let mut names = std::collections::BTreeSet::new();
+    field_names(&serde_json::to_value(&report).unwrap(), &mut names);
+    names.extend(report.switches.iter().map(|s| s.name.to_owned()));
+    let conditions = &report.fast_path.conditions;
+    names.extend(conditions.iter().map(|c| c.name.to_owned()));
+
+    let missing: Vec<&String> = names
+        .iter()
+        .filter(|name| !page.contains(&format!("`{name}`")))
+        .collect();
+
+    assert!(missing.is_empty(), "not in docs/json.md: {missing:?}");
 }
 
 #[test]
