@@ -4,10 +4,14 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab
+.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo
 
 build:
 	$(CARGO) build --release
+
+# A small model and a long text out of nothing; ours against llama.cpp on the same file.
+demo:
+	$(CARGO) run --release --features $(FEATURES) -- demo
 
 test:
 	$(CARGO) test --features $(FEATURES)

@@ -5,6 +5,7 @@
 //! `-q`. Nothing here ends the process or prints an error: `main.rs` does. No engine logic.
 
 mod console;
+pub mod demo;
 mod drive;
 mod engine_args;
 mod environment;
@@ -17,6 +18,7 @@ mod out_file;
 mod outcome;
 pub mod plan;
 mod report;
+pub mod run;
 mod sampling_args;
 mod synth;
 mod text_source;
@@ -70,8 +72,12 @@ pub struct GlobalArgs {
 /// The subcommands, one file each.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Read a prompt and continue it
+    Run(run::Args),
     /// Print a GGUF file: keys, tensors, offsets, sizes, and whether it can be run
     Inspect(inspect::Args),
+    /// Make a model and a text, run them, and compare with llama.cpp
+    Demo(demo::Args),
     /// Write a synthetic Gemma-4 model
     Synth(Box<synth::Args>),
     /// Write the logits of a list of token ids
@@ -86,8 +92,10 @@ impl Cli {
     /// Runs the subcommand; the exit code says yes (0) or no (1), anything else is an error.
     pub fn run(&self, console: &Console) -> anyhow::Result<ExitCode> {
         match &self.command {
+            Command::Run(args) => run::run(args, console),
             Command::Inspect(args) => inspect::run(args, console),
             Command::Synth(args) => synth::run(args, console),
+            Command::Demo(args) => demo::run(args, console),
             Command::Logits(args) => logits::run(args, console),
             Command::Plan(args) => plan::run(args, console),
             Command::Tokenize(args) => tokenize::run(args, console),

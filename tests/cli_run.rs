@@ -1,0 +1,246 @@
+//! `g4prefill run` and `plan`: text in, text out; what will run, before it runs.
+
+mod cli_support;
+
+use std::process::Stdio;
+
+use cli_support::{command, g4prefill, g4prefill_with_input, model, text};
+
+const TEXT: &str = "The old captain counted the boats twice beside the frozen lake.";
+
+#[test]
+fn text_goes_to_stdout_and_the_summary_to_stderr() {
+    let model = model("tiny", "f32");
+    let args = [
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        TEXT,
+        "-n",
+        "8",
+        "--device",
+        "cpu",
+    ];
+
+    let run = g4prefill(&args);
+
+    run.code(0).says("prompt").says("tok/s");
+    let again = g4prefill(&[&args[..], &["-q"]].concat());
+    again.code(0);
+    assert_eq!(again.stdout(), run.stdout());
+    assert_eq!(again.stderr(), "");
+}
+
+#[test]
+fn file_argument_and_stdin_give_the_same_text() {
+    let model = model("tiny", "f32");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("book.txt");
+    std::fs::write(&file, TEXT).unwrap();
+    let base = [
+        "run",
+        "-m",
+        text(&model),
+        "-n",
+        "6",
+        "--device",
+        "cpu",
+        "-q",
+    ];
+
+    let typed = g4prefill(&[&base[..], &["-p", TEXT]].concat());
+    let from_file = g4prefill(&[&base[..], &["-f", text(&file)]].concat());
+    let from_stdin = g4prefill_with_input(&[&base[..], &["-"]].concat(), TEXT.as_bytes());
+
+    typed.code(0);
+    from_file.code(0);
+    from_stdin.code(0);
+    assert_eq!(typed.stdout(), from_file.stdout());
+    assert_eq!(typed.stdout(), from_stdin.stdout());
+}
+
+#[test]
+fn json_is_one_object_with_text_and_counters() {
+    let model = model("tiny", "f32");
+    let args = [
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        TEXT,
+        "-n",
+        "5",
+        "--device",
+        "cpu",
+        "--json",
+    ];
+
+    let json = g4prefill(&args).code(0).json();
+
+    let n_generated = json["ids"].as_array().unwrap().len() as u64;
+    assert_eq!(json["n_generated"], n_generated);
+    assert!(n_generated <= 5);
+    assert!(json["n_prompt"].as_u64().unwrap() > 3);
+    assert!(json["text"].is_string());
+    assert!(
+        ["length", "end"].contains(&json["stop"].as_str().unwrap()),
+        "{json}"
+    );
+    assert_eq!(json["graphs"]["splits"], 1);
+    assert!(json["build"]["version"].is_string());
+}
+
+#[test]
+fn seed_decides_what_is_sampled() {
+    let model = model("tiny", "f32");
+    let base = [
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        TEXT,
+        "-n",
+        "16",
+        "--device",
+        "cpu",
+        "--json",
+    ];
+    let sample = |seed: &str| {
+        let more = [
+            "--temperature",
+            "5",
+            "--top-k",
+            "0",
+            "--top-p",
+            "1",
+            "--min-p",
+            "0",
+        ];
+        g4prefill(&[&base[..], &more, &["--seed", seed]].concat())
+            .code(0)
+            .json()["ids"]
+            .clone()
+    };
+
+    assert_eq!(sample("1"), sample("1"));
+    assert_ne!(sample("1"), sample("2"));
+}
+
+#[test]
+fn prompt_that_does_not_fit_is_refused_with_the_numbers() {
+    let model = model("tiny", "f32");
+
+    let run = g4prefill(&[
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        TEXT,
+        "--n-ctx",
+        "4",
+        "--device",
+        "cpu",
+    ]);
+
+    run.code(2).says(" 4 ");
+    assert_eq!(run.stdout(), "");
+}
+
+#[test]
+fn empty_text_gives_a_result_or_an_error_but_no_crash() {
+    let model = model("tiny", "f32");
+
+    let run = g4prefill(&[
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        "",
+        "-n",
+        "1",
+        "--device",
+        "cpu",
+    ]);
+
+    run.code(0);
+}
+
+#[test]
+fn closed_stdout_is_success() {
+    let model = model("tiny", "f32");
+    let args = [
+        "run",
+        "-m",
+        text(&model),
+        "-p",
+        TEXT,
+        "-n",
+        "200",
+        "--device",
+        "cpu",
+        "-q",
+    ];
+    let mut child = command(&args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+
+    let output = child.wait_with_output().unwrap();
+
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn plan_lists_chunks_buckets_and_bytes_without_running() {
+    let model = model("tiny", "f32");
+    let args = [
+        "plan",
+        "-m",
+        text(&model),
+        "--n-prompt",
+        "5000",
+        "-n",
+        "10",
+        "--device",
+        "cpu",
+    ];
+
+    let json = g4prefill(&[&args[..], &["--json"]].concat()).code(0).json();
+    let run = g4prefill(&args);
+
+    let chunks = json["chunks"].as_array().unwrap();
+    let n_tokens: u64 = chunks.iter().map(|c| c["n_tokens"].as_u64().unwrap()).sum();
+    assert_eq!(n_tokens, 5000);
+    assert_eq!(chunks[0]["n_tokens"], 2048);
+    assert!(json["bytes"]["weights"].as_u64().unwrap() > 0);
+    assert!(json["bytes"]["total"].as_u64().unwrap() > 0);
+    run.code(0);
+    assert!(run.stdout().contains("weights"), "{}", run.stdout());
+}
+
+#[test]
+fn plan_that_does_not_fit_the_context_is_refused() {
+    let model = model("tiny", "f32");
+    let args = [
+        "plan",
+        "-m",
+        text(&model),
+        "--n-prompt",
+        "5000",
+        "--n-ctx",
+        "4096",
+    ];
+
+    g4prefill(&[&args[..], &["--device", "cpu"]].concat())
+        .code(2)
+        .says("5000")
+        .says("4096");
+}
