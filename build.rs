@@ -75,7 +75,8 @@ fn feature(name: &str) -> bool {
 }
 
 /// ggml's CPU options: name in ggml, flag in `/proc/cpuinfo`, compiler flag.
-const CPU_FEATURES: [(&str, &str, &str); 13] = [
+/// AMX is left out: docs/decisions/0004-no-amx.md.
+const CPU_FEATURES: [(&str, &str, &str); 11] = [
     ("SSE42", "sse4_2", "-msse4.2"),
     ("AVX", "avx", "-mavx"),
     ("F16C", "f16c", "-mf16c"),
@@ -87,8 +88,6 @@ const CPU_FEATURES: [(&str, &str, &str); 13] = [
     ("AVX512_VBMI", "avx512vbmi", "-mavx512vbmi"),
     ("AVX512_VNNI", "avx512_vnni", "-mavx512vnni"),
     ("AVX512_BF16", "avx512_bf16", "-mavx512bf16"),
-    ("AMX_TILE", "amx_tile", "-mamx-tile"),
-    ("AMX_INT8", "amx_int8", "-mamx-int8"),
 ];
 /// Features of the AVX2 baseline (Haswell and later).
 const AVX2_BASELINE: [&str; 6] = ["SSE42", "AVX", "F16C", "FMA", "BMI2", "AVX2"];
@@ -150,6 +149,8 @@ fn compile(manifest_dir: &Path, staged: &Path, lib_dir: &Path, cpu: &Cpu) -> Res
         .define("BUILD_SHARED_LIBS", "ON")
         .define("GGML_BACKEND_DL", "ON")
         .define("GGML_NATIVE", "OFF")
+        .define("GGML_AMX_TILE", "OFF")
+        .define("GGML_AMX_INT8", "OFF")
         .define("GGML_LLAMAFILE", "ON")
         .define("GGML_CUDA_GRAPHS", "ON")
         .define("GGML_CUDA_NCCL", "OFF")
