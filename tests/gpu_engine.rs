@@ -15,7 +15,10 @@ use g4prefill::model::weights::WeightsMode;
 use support::{Fixture, argmax, bits, gpu, gpu_options, greedy, load, nmse, prefill};
 
 fn replays(engine: &Arc<Engine>, session: &g4prefill::engine::Session) -> (u64, u64, u64) {
-    let cuda = session.counters().cuda.expect("our patches are in the CUDA backend");
+    let cuda = session
+        .counters()
+        .cuda
+        .expect("our patches are in the CUDA backend");
     assert!(!engine.device().is_cpu());
     (cuda.direct, cuda.captures, cuda.replays)
 }
@@ -37,16 +40,30 @@ fn gpu_fixtures_agree_with_the_reference() {
         return;
     }
     let names = [
-        "a-e4b-f32", "a-e4b-q8_0", "b-e2b-f32", "br-e2b-q8_0", "c-dense-f32", "c-dense-bf16",
-        "d-moe-f32", "d-moe-q8_0", "e-donor-f32",
+        "a-e4b-f32",
+        "a-e4b-q8_0",
+        "b-e2b-f32",
+        "br-e2b-q8_0",
+        "c-dense-f32",
+        "c-dense-bf16",
+        "d-moe-f32",
+        "d-moe-q8_0",
+        "e-donor-f32",
     ];
     let mut failed = Vec::new();
     for name in names {
         let fixture = Fixture::load(name);
-        for (chunk, weights) in
-            [(2048, WeightsMode::Native), (64, WeightsMode::Native), (7, WeightsMode::Native), (64, WeightsMode::Bf16)]
-        {
-            let options = EngineOptions { chunk, weights, ..gpu_options() };
+        for (chunk, weights) in [
+            (2048, WeightsMode::Native),
+            (64, WeightsMode::Native),
+            (7, WeightsMode::Native),
+            (64, WeightsMode::Bf16),
+        ] {
+            let options = EngineOptions {
+                chunk,
+                weights,
+                ..gpu_options()
+            };
             let engine = load(&fixture.gguf, options);
             for case in &fixture.cases {
                 let n = case.tokens.len();
@@ -54,13 +71,24 @@ fn gpu_fixtures_agree_with_the_reference() {
                 let rows = Rows::List(case.positions.clone());
                 let logits = prefill(&mut session, &case.tokens, &rows);
                 let error = nmse(&logits.data, &case.logits);
-                let bound = if weights == WeightsMode::Bf16 { 3e-3 } else { bound(name) };
-                let wrong = case.positions.iter().enumerate().filter(|(i, p)| {
-                    argmax(logits.row(*i).expect("row")) != case.argmax[**p]
-                }).count();
-                println!("{name} {weights:?} chunk {chunk} len {n} nmse {error:.2e} argmax off {wrong}");
+                let bound = if weights == WeightsMode::Bf16 {
+                    3e-3
+                } else {
+                    bound(name)
+                };
+                let wrong = case
+                    .positions
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, p)| argmax(logits.row(*i).expect("row")) != case.argmax[**p])
+                    .count();
+                println!(
+                    "{name} {weights:?} chunk {chunk} len {n} nmse {error:.2e} argmax off {wrong}"
+                );
                 if !(error <= bound || name.starts_with("d-moe")) || !error.is_finite() {
-                    failed.push(format!("{name} {weights:?} chunk {chunk} len {n}: {error:.2e} > {bound:.0e}"));
+                    failed.push(format!(
+                        "{name} {weights:?} chunk {chunk} len {n}: {error:.2e} > {bound:.0e}"
+                    ));
                 }
                 if weights == WeightsMode::Native && !name.ends_with("q8_0") {
                     let mut session = engine.session(n + 32).expect("session");
@@ -83,7 +111,10 @@ fn gpu_chunks_are_replays_and_equal_fresh_graphs() {
     }
     let fixture = Fixture::load("br-e2b-q8_0");
     let tokens = &fixture.cases.last().expect("case").tokens;
-    let options = EngineOptions { chunk: 32, ..gpu_options() };
+    let options = EngineOptions {
+        chunk: 32,
+        ..gpu_options()
+    };
     let engine = load(&fixture.gguf, options.clone());
     let mut session = engine.session(1024).expect("session");
     let first = prefill(&mut session, tokens, &Rows::Last);
@@ -101,12 +132,29 @@ fn gpu_chunks_are_replays_and_equal_fresh_graphs() {
     assert_eq!(bits(&first.data), bits(&second.data));
     assert_eq!(bits(&first.data), bits(&third.data));
     assert!(n_replays > 0, "the first prompt replays within itself");
-    assert_eq!((direct3, captures3), (direct2, captures2), "the third prompt only replays");
-    let switches = Switches { replay: false, ..Switches::default() };
-    let fresh_engine = load(&fixture.gguf, EngineOptions { switches, ..options });
+    assert_eq!(
+        (direct3, captures3),
+        (direct2, captures2),
+        "the third prompt only replays"
+    );
+    let switches = Switches {
+        replay: false,
+        ..Switches::default()
+    };
+    let fresh_engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            switches,
+            ..options
+        },
+    );
     let mut fresh = fresh_engine.session(1024).expect("session");
     let unpooled = prefill(&mut fresh, tokens, &Rows::Last);
-    assert_eq!(bits(&first.data), bits(&unpooled.data), "replay changes no bit");
+    assert_eq!(
+        bits(&first.data),
+        bits(&unpooled.data),
+        "replay changes no bit"
+    );
     let cuda = fresh.counters().cuda.expect("counters");
     assert_eq!(cuda.replays, 0, "nothing is replayed with the switch off");
 }
@@ -120,24 +168,69 @@ fn gpu_switches_change_no_bit() {
         let fixture = Fixture::load(name);
         let tokens = &fixture.cases.last().expect("case").tokens;
         let run = |switches: Switches| {
-            let options = EngineOptions { chunk: 64, switches, ..gpu_options() };
+            let options = EngineOptions {
+                chunk: 64,
+                switches,
+                ..gpu_options()
+            };
             let engine = load(&fixture.gguf, options);
             let mut session = engine.session(1024).expect("session");
-            prefill(&mut session, tokens, &Rows::List(vec![100, 500, tokens.len() - 1]))
+            prefill(
+                &mut session,
+                tokens,
+                &Rows::List(vec![100, 500, tokens.len() - 1]),
+            )
         };
         let base = run(Switches::default());
         let on = Switches::default();
         for (label, switches) in [
-            ("replay", Switches { replay: false, ..on }),
-            ("mask", Switches { mask: Place::Host, ..on }),
-            ("ple", Switches { ple: Place::Host, ..on }),
-            ("pregrow", Switches { pregrow: false, ..on }),
-            ("readback", Switches { readback: Readback::Pageable, ..on }),
+            (
+                "replay",
+                Switches {
+                    replay: false,
+                    ..on
+                },
+            ),
+            (
+                "mask",
+                Switches {
+                    mask: Place::Host,
+                    ..on
+                },
+            ),
+            (
+                "ple",
+                Switches {
+                    ple: Place::Host,
+                    ..on
+                },
+            ),
+            (
+                "pregrow",
+                Switches {
+                    pregrow: false,
+                    ..on
+                },
+            ),
+            (
+                "readback",
+                Switches {
+                    readback: Readback::Pageable,
+                    ..on
+                },
+            ),
         ] {
             let other = run(switches);
-            assert_eq!(bits(&base.data), bits(&other.data), "{name}: switch {label}");
+            assert_eq!(
+                bits(&base.data),
+                bits(&other.data),
+                "{name}: switch {label}"
+            );
         }
-        let full = run(Switches { skip_dead_rows: false, ..on });
+        let full = run(Switches {
+            skip_dead_rows: false,
+            ..on
+        });
         let error = nmse(&base.data, &full.data);
         println!("{name}: skip_dead_rows off: nmse {error:.2e}");
         assert!(error < 1e-3, "{name}: {error:.2e}");
@@ -151,7 +244,13 @@ fn gpu_arena_is_shared_by_two_buckets_in_turns() {
     }
     let fixture = Fixture::load("br-e2b-q8_0");
     let tokens = &fixture.cases.last().expect("case").tokens;
-    let engine = load(&fixture.gguf, EngineOptions { chunk: 64, ..gpu_options() });
+    let engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            chunk: 64,
+            ..gpu_options()
+        },
+    );
     let mut session = engine.session(1024).expect("session");
     let mut seen: Vec<Vec<Vec<u32>>> = vec![Vec::new(), Vec::new()];
     for _ in 0..5 {
@@ -163,7 +262,10 @@ fn gpu_arena_is_shared_by_two_buckets_in_turns() {
         }
     }
     for runs in &seen {
-        assert!(runs.iter().all(|r| r == &runs[0]), "each run gives the same bits");
+        assert!(
+            runs.iter().all(|r| r == &runs[0]),
+            "each run gives the same bits"
+        );
         assert!(runs[0].iter().all(|b| f32::from_bits(*b).is_finite()));
     }
     let cuda = session.counters().cuda.expect("counters");
@@ -178,7 +280,13 @@ fn gpu_idle_graphs_are_kept() {
     }
     let fixture = Fixture::load("br-e2b-q8_0");
     let tokens = &fixture.cases.last().expect("case").tokens;
-    let engine = load(&fixture.gguf, EngineOptions { chunk: 64, ..gpu_options() });
+    let engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            chunk: 64,
+            ..gpu_options()
+        },
+    );
     let mut session = engine.session(1024).expect("session");
     for _ in 0..3 {
         session.reset();
@@ -190,7 +298,11 @@ fn gpu_idle_graphs_are_kept() {
     prefill(&mut session, tokens, &Rows::Last);
     let after = replays(&engine, &session);
     println!("before pause {before:?}, after {after:?}");
-    assert_eq!((before.0, before.1), (after.0, after.1), "after 16 s every chunk is a replay");
+    assert_eq!(
+        (before.0, before.1),
+        (after.0, after.1),
+        "after 16 s every chunk is a replay"
+    );
     assert_eq!(session.counters().cuda.expect("counters").evictions, 0);
 }
 
@@ -203,9 +315,14 @@ fn gpu_mask_equals_host_mask() {
     let backend = Backend::open(device, 1).expect("backend");
     let cuda = backend.cuda().expect("our patches").clone();
     let mut n_checked = 0u64;
-    for (n_cols, ring, n_swa) in
-        [(256, None, None), (1024, None, None), (256, Some(256), Some(100)), (512, Some(512), Some(64)), (768, Some(768), Some(512)), (256, Some(256), Some(8))]
-    {
+    for (n_cols, ring, n_swa) in [
+        (256, None, None),
+        (1024, None, None),
+        (256, Some(256), Some(100)),
+        (512, Some(512), Some(64)),
+        (768, Some(768), Some(512)),
+        (256, Some(256), Some(8)),
+    ] {
         for n_rows in [1usize, 3, 64, 129] {
             let span = ring.map_or(n_cols, |r: usize| 4 * r);
             for n_past in (0..span.saturating_sub(n_rows)).step_by(61) {
@@ -219,8 +336,21 @@ fn gpu_mask_equals_host_mask() {
                         .collect();
                     let mut host = vec![0u16; n_cols * n_rows];
                     mask::fill(&mut host, n_cols, &pos, end, ring, n_swa).expect("host mask");
-                    let got = device_mask(&backend, &cuda, n_cols, &pos, Band { end, ring_rows: ring.unwrap_or(0), n_swa: n_swa.unwrap_or(0) });
-                    assert_eq!(host, got, "cols {n_cols} rows {n_rows} past {n_past} end {end} ring {ring:?} window {n_swa:?}");
+                    let got = device_mask(
+                        &backend,
+                        &cuda,
+                        n_cols,
+                        &pos,
+                        Band {
+                            end,
+                            ring_rows: ring.unwrap_or(0),
+                            n_swa: n_swa.unwrap_or(0),
+                        },
+                    );
+                    assert_eq!(
+                        host, got,
+                        "cols {n_cols} rows {n_rows} past {n_past} end {end} ring {ring:?} window {n_swa:?}"
+                    );
                     n_checked += 1;
                 }
             }
@@ -247,18 +377,30 @@ fn device_mask(
             for (to, p) in slot.chunks_exact_mut(4).zip(pos) {
                 to.copy_from_slice(&p.to_le_bytes());
             }
-            Ok::<_, g4prefill::ggml::GgmlError>(vec![Span { block_offset: 0, slot_offset: 0, len: n * 4 }])
+            Ok::<_, g4prefill::ggml::GgmlError>(vec![Span {
+                block_offset: 0,
+                slot_offset: 0,
+                len: n * 4,
+            }])
         })
         .expect("upload");
     let mut b = GraphBuilder::new(16).expect("builder");
-    let p = b.input(&block, 0, DType::I32, Dims::new(&[n]), "pos").expect("pos");
-    let m = b.input(&block, at, DType::F16, Dims::new(&[n_cols, n]), "mask").expect("mask");
+    let p = b
+        .input(&block, 0, DType::I32, Dims::new(&[n]), "pos")
+        .expect("pos");
+    let m = b
+        .input(&block, at, DType::F16, Dims::new(&[n_cols, n]), "mask")
+        .expect("mask");
     let mut arena = Arena::new(backend).expect("arena");
     let graph = b.finish(&mut arena, backend).expect("graph");
     cuda.fill_mask(backend, &graph, m, p, band).expect("fill");
     let mut memory = HostMemory::allocate(backend.device(), bytes, true);
     read_back(backend, &graph, m, &mut memory, bytes).expect("read");
-    memory.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
+    memory
+        .bytes()
+        .chunks_exact(2)
+        .map(|b| u16::from_le_bytes([b[0], b[1]]))
+        .collect()
 }
 
 /// Speed is printed, never asserted. `G4_BENCH_MODEL` names a GGUF file, `G4_BENCH_N` the lengths.
@@ -277,11 +419,22 @@ fn gpu_speed_of_a_model() {
         _ => WeightsMode::Auto,
     };
     let start = Instant::now();
-    let engine = load(path.as_ref(), EngineOptions { weights, audit: false, ..gpu_options() });
+    let engine = load(
+        path.as_ref(),
+        EngineOptions {
+            weights,
+            audit: false,
+            ..gpu_options()
+        },
+    );
     println!("load {:?}, {:?}", start.elapsed(), engine.weights_choice());
-    for n in lengths.split_whitespace().map(|n| n.parse::<usize>().expect("a length")) {
+    for n in lengths
+        .split_whitespace()
+        .map(|n| n.parse::<usize>().expect("a length"))
+    {
         let tokens = support::random_tokens(n, engine.config().n_vocab, 7);
-        let mut session = engine.session(n + 64).expect("session");
+        let room = (n + 64).min(engine.config().n_ctx_train);
+        let mut session = engine.session(room).expect("session");
         let mut times = Vec::new();
         for _ in 0..8 {
             session.reset();
@@ -296,11 +449,17 @@ fn gpu_speed_of_a_model() {
         let median = warm[warm.len() / 2];
         println!(
             "n {n}: cold {:.1} tok/s, warm median {:.0} tok/s ({:.2} ms), all {:?}",
-            n as f64 / cold, n as f64 / median, median * 1e3,
-            times.iter().map(|t| (t * 1e5).round() / 100.0).collect::<Vec<_>>()
+            n as f64 / cold,
+            n as f64 / median,
+            median * 1e3,
+            times
+                .iter()
+                .map(|t| (t * 1e5).round() / 100.0)
+                .collect::<Vec<_>>()
         );
         println!("  {:?}", session.counters());
         println!("  {:?} {:?}", session.host_times(), session.device_bytes());
+        session.truncate(n - 40).expect("the ring has slack");
         let start = Instant::now();
         let mut token = 1;
         for _ in 0..32 {
@@ -308,6 +467,172 @@ fn gpu_speed_of_a_model() {
             token = u32::try_from(argmax(&l.data)).expect("token");
         }
         println!("  decode {:.1} tok/s", 32.0 / start.elapsed().as_secs_f64());
+    }
+}
+
+/// The switches on a model of real shapes (`G4_BENCH_MODEL`), at 2048 and 8192 tokens.
+#[test]
+fn gpu_switches_change_no_bit_of_a_large_model() {
+    let Ok(path) = std::env::var("G4_BENCH_MODEL") else {
+        eprintln!(
+            "SKIPPED: gpu_switches_change_no_bit_of_a_large_model: G4_BENCH_MODEL is not set"
+        );
+        return;
+    };
+    if !gpu("gpu_switches_change_no_bit_of_a_large_model") {
+        return;
+    }
+    let on = Switches::default();
+    let run = |switches: Switches| {
+        let engine = load(
+            path.as_ref(),
+            EngineOptions {
+                switches,
+                ..gpu_options()
+            },
+        );
+        let n_vocab = engine.config().n_vocab;
+        let results = [2048, 8192].map(|n| {
+            let tokens = support::random_tokens(n, n_vocab, 11);
+            let mut session = engine.session(n + 16).expect("session");
+            // Twice: the second run consists of replays where the first one captured.
+            let first = prefill(&mut session, &tokens, &Rows::Last);
+            session.reset();
+            let second = prefill(&mut session, &tokens, &Rows::Last);
+            assert_eq!(
+                bits(&first.data),
+                bits(&second.data),
+                "{n} tokens, second prompt"
+            );
+            println!("{switches:?} {n}: {:?}", session.counters().cuda);
+            second.data
+        });
+        results
+    };
+    let base = run(on);
+    for (label, switches) in [
+        (
+            "replay",
+            Switches {
+                replay: false,
+                ..on
+            },
+        ),
+        (
+            "mask",
+            Switches {
+                mask: Place::Host,
+                ..on
+            },
+        ),
+        (
+            "ple",
+            Switches {
+                ple: Place::Host,
+                ..on
+            },
+        ),
+        (
+            "pregrow",
+            Switches {
+                pregrow: false,
+                ..on
+            },
+        ),
+        (
+            "readback",
+            Switches {
+                readback: Readback::Pageable,
+                ..on
+            },
+        ),
+    ] {
+        let other = run(switches);
+        for (a, b) in base.iter().zip(&other) {
+            assert_eq!(bits(a), bits(b), "switch {label}");
+        }
+        println!("switch {label}: bit-identical at 2048 and 8192");
+    }
+    for (label, error) in [(
+        "skip_dead_rows",
+        run(Switches {
+            skip_dead_rows: false,
+            ..on
+        }),
+    )]
+    .map(|(label, other)| {
+        (
+            label,
+            [nmse(&other[0], &base[0]), nmse(&other[1], &base[1])],
+        )
+    }) {
+        println!("switch {label}: NMSE {error:?}");
+        assert!(error.iter().all(|e| *e < 1e-3));
+    }
+}
+
+/// Ours and llama.cpp on the same file, device and tokens, in turns. Speed is printed, never
+/// asserted; the logits are compared.
+#[cfg(feature = "llama")]
+#[test]
+fn gpu_next_to_llama_cpp() {
+    use g4prefill::peer::{self, Llama, PeerOptions};
+    let Ok(path) = std::env::var("G4_BENCH_MODEL") else {
+        eprintln!("SKIPPED: gpu_next_to_llama_cpp: G4_BENCH_MODEL is not set");
+        return;
+    };
+    if !gpu("gpu_next_to_llama_cpp") {
+        return;
+    }
+    let lengths = std::env::var("G4_BENCH_N").unwrap_or_else(|_| "2048 8192".to_owned());
+    let engine = load(
+        path.as_ref(),
+        EngineOptions {
+            audit: false,
+            ..gpu_options()
+        },
+    );
+    for n in lengths
+        .split_whitespace()
+        .map(|n| n.parse::<usize>().expect("a length"))
+    {
+        let tokens = support::random_tokens(n, engine.config().n_vocab, 7);
+        let mut session = engine.session(n).expect("session");
+        let options = PeerOptions {
+            n_ctx: n,
+            n_batch: 2048,
+            n_ubatch: 2048,
+            flash_attn: true,
+            device: DeviceChoice::Cuda(0),
+            offload_kqv: true,
+            ..PeerOptions::default()
+        };
+        let mut llama = Llama::load(path.as_ref(), options).expect("llama.cpp");
+        let theirs = llama.eval(&tokens, peer::Rows::Last).expect("eval");
+        let ours = prefill(&mut session, &tokens, &Rows::Last);
+        let error = nmse(&ours.data, &theirs.data);
+        let same = argmax(&ours.data) == argmax(&theirs.data);
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for _ in 0..6 {
+            session.reset();
+            let start = Instant::now();
+            prefill(&mut session, &tokens, &Rows::Last);
+            a.push(start.elapsed().as_secs_f64());
+            b.push(llama.time_prefill(&tokens).expect("time").as_secs_f64());
+        }
+        for times in [&mut a, &mut b] {
+            times.sort_by(f64::total_cmp);
+        }
+        let (ma, mb) = (a[a.len() / 2], b[b.len() / 2]);
+        println!(
+            "n {n}: ours {:.0} tok/s, llama.cpp {:.0} tok/s, ratio {:.2} (range {:.2} to {:.2}), logits NMSE {error:.1e}, argmax equal {same}",
+            n as f64 / ma,
+            n as f64 / mb,
+            mb / ma,
+            b[0] / a[a.len() - 1],
+            b[b.len() - 1] / a[0]
+        );
+        assert!(error < 1e-2, "NMSE {error:.2e}");
     }
 }
 
@@ -326,14 +651,35 @@ fn gpu_row_errors() {
         Ok("dead") => switches.skip_dead_rows = false,
         _ => {}
     }
-    let engine = load(&fixture.gguf, EngineOptions { chunk, switches, ..gpu_options() });
+    let engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            chunk,
+            switches,
+            ..gpu_options()
+        },
+    );
     let mut session = engine.session(1024).expect("session");
-    let logits = prefill(&mut session, &case.tokens, &Rows::List(case.positions.clone()));
+    let logits = prefill(
+        &mut session,
+        &case.tokens,
+        &Rows::List(case.positions.clone()),
+    );
     let n = fixture.n_vocab;
-    let errors: Vec<String> = case.positions.iter().enumerate().map(|(i, p)| {
-        format!("{p}:{:.0e}", nmse(logits.row(i).expect("row"), &case.logits[i * n..(i + 1) * n]))
-    }).collect();
+    let errors: Vec<String> = case
+        .positions
+        .iter()
+        .enumerate()
+        .map(|(i, p)| {
+            format!(
+                "{p}:{:.0e}",
+                nmse(
+                    logits.row(i).expect("row"),
+                    &case.logits[i * n..(i + 1) * n]
+                )
+            )
+        })
+        .collect();
     println!("ROWS {}", errors.join(" "));
-    for c in session.plan(1, &Rows::Last).into_iter().flatten() { let _ = c; }
     println!("{:?}", session.pool().buckets());
 }

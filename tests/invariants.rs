@@ -15,7 +15,11 @@ fn long_prompt(fixture: &Fixture) -> &[u32] {
 }
 
 fn options(chunk: usize) -> EngineOptions {
-    EngineOptions { chunk, audit: true, ..cpu_options() }
+    EngineOptions {
+        chunk,
+        audit: true,
+        ..cpu_options()
+    }
 }
 
 /// I1: position, prompt and session history are data, never topology. The audit runs before each
@@ -27,7 +31,11 @@ fn i1_a_pooled_graph_is_the_same_for_every_position_prompt_and_session() {
     let mut session = engine.session(2048).expect("session");
     for seed in 0..3 {
         session.reset();
-        prefill(&mut session, &random_tokens(700, fixture.n_vocab, seed), &Rows::Last);
+        prefill(
+            &mut session,
+            &random_tokens(700, fixture.n_vocab, seed),
+            &Rows::Last,
+        );
         for token in random_tokens(40, fixture.n_vocab, seed + 9) {
             prefill(&mut session, &[token], &Rows::Last);
         }
@@ -56,7 +64,10 @@ fn i1_a_graph_that_was_changed_is_caught_before_it_runs() {
     );
 
     let error = result.expect_err("the audit must fail");
-    assert!(matches!(error, Error::Ggml(GgmlError::FingerprintChanged { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Ggml(GgmlError::FingerprintChanged { .. })),
+        "{error}"
+    );
 }
 
 /// I2, I5, I6, T06, T09: nothing a run does not write itself may reach its result.
@@ -80,8 +91,15 @@ fn poison_in_arena_inputs_staging_and_caches_changes_no_bit() {
             }
             session.reset();
             let logits = prefill(&mut session, tokens, &rows);
-            assert!(logits.data.iter().all(|v| v.is_finite()), "{name} byte {byte:#x}");
-            assert_eq!(bits(&logits.data), bits(&expected.data), "{name} byte {byte:#x}");
+            assert!(
+                logits.data.iter().all(|v| v.is_finite()),
+                "{name} byte {byte:#x}"
+            );
+            assert_eq!(
+                bits(&logits.data),
+                bits(&expected.data),
+                "{name} byte {byte:#x}"
+            );
         }
     }
 }
@@ -113,7 +131,13 @@ fn i8_switches_change_no_bit() {
         let fixture = Fixture::load(name);
         let tokens = long_prompt(&fixture);
         let run = |switches: Switches| {
-            let engine = load(&fixture.gguf, EngineOptions { switches, ..options(64) });
+            let engine = load(
+                &fixture.gguf,
+                EngineOptions {
+                    switches,
+                    ..options(64)
+                },
+            );
             let mut session = engine.session(tokens.len()).expect("session");
             let rows = Rows::List(vec![3, 64, tokens.len() - 1]);
             (prefill(&mut session, tokens, &rows), session.counters())
@@ -122,11 +146,41 @@ fn i8_switches_change_no_bit() {
         let (base, counters) = run(on);
         assert_eq!(counters.kv_growths, 0, "pre-grow leaves nothing to grow");
         for (label, switches) in [
-            ("replay", Switches { replay: false, ..on }),
-            ("mask", Switches { mask: Place::Host, ..on }),
-            ("ple", Switches { ple: Place::Host, ..on }),
-            ("pregrow", Switches { pregrow: false, ..on }),
-            ("readback", Switches { readback: Readback::Pageable, ..on }),
+            (
+                "replay",
+                Switches {
+                    replay: false,
+                    ..on
+                },
+            ),
+            (
+                "mask",
+                Switches {
+                    mask: Place::Host,
+                    ..on
+                },
+            ),
+            (
+                "ple",
+                Switches {
+                    ple: Place::Host,
+                    ..on
+                },
+            ),
+            (
+                "pregrow",
+                Switches {
+                    pregrow: false,
+                    ..on
+                },
+            ),
+            (
+                "readback",
+                Switches {
+                    readback: Readback::Pageable,
+                    ..on
+                },
+            ),
         ] {
             let (other, counters) = run(switches);
             assert_eq!(bits(&base.data), bits(&other.data), "{name}: {label}");
@@ -137,7 +191,10 @@ fn i8_switches_change_no_bit() {
                 assert_eq!(counters.pool.reused, 0, "{name}: nothing was reused");
             }
         }
-        let (full, _) = run(Switches { skip_dead_rows: false, ..on });
+        let (full, _) = run(Switches {
+            skip_dead_rows: false,
+            ..on
+        });
         let error = nmse(&full.data, &base.data);
         assert!(error < 1e-3, "{name}: skip_dead_rows off: NMSE {error:.2e}");
     }
@@ -156,16 +213,30 @@ fn body_graphs_stop_at_the_last_kv_write() {
     for (shape, graph) in session.pool().graphs() {
         let nodes = graph.graph.describe();
         let writes = nodes.iter().filter(|n| n.op == "SET_ROWS").count();
-        assert_eq!(writes, 2 * n_owners, "{shape:?}: one K and one V write per owning layer (T31)");
+        assert_eq!(
+            writes,
+            2 * n_owners,
+            "{shape:?}: one K and one V write per owning layer (T31)"
+        );
         if shape.kind != g4prefill::engine::bucket::Kind::Body {
             continue;
         }
         n_bodies += 1;
         for node in &nodes {
-            let il = node.name.rsplit_once('-').and_then(|(_, il)| il.parse::<usize>().ok());
-            assert!(il.is_none_or(|il| il <= last), "{} is behind layer {last}", node.name);
+            let il = node
+                .name
+                .rsplit_once('-')
+                .and_then(|(_, il)| il.parse::<usize>().ok());
+            assert!(
+                il.is_none_or(|il| il <= last),
+                "{} is behind layer {last}",
+                node.name
+            );
             assert!(node.name != "result_output", "no head in {shape:?}");
-            assert!(!node.name.starts_with(&format!("attn_out-{last}")), "no attention of {last}");
+            assert!(
+                !node.name.starts_with(&format!("attn_out-{last}")),
+                "no attention of {last}"
+            );
         }
         let n_attention = nodes.iter().filter(|n| n.op == "FLASH_ATTN_EXT").count();
         assert_eq!(n_attention, last, "{shape:?}");
@@ -213,8 +284,17 @@ fn t04_growth_in_the_middle_of_a_session_changes_no_bit() {
     let fixture = Fixture::load("a-e4b-f32");
     let tokens = random_tokens(1500, fixture.n_vocab, 3);
     let run = |reserve: usize, pregrow: bool| {
-        let switches = Switches { pregrow, ..Switches::default() };
-        let engine = load(&fixture.gguf, EngineOptions { switches, ..options(64) });
+        let switches = Switches {
+            pregrow,
+            ..Switches::default()
+        };
+        let engine = load(
+            &fixture.gguf,
+            EngineOptions {
+                switches,
+                ..options(64)
+            },
+        );
         let mut session = engine.session(reserve).expect("session");
         let mut out = Vec::new();
         for part in tokens.chunks(250) {
@@ -235,8 +315,13 @@ fn t03_chunks_that_cross_window_and_ring_agree_with_one_chunk() {
     let fixture = Fixture::load("a-e4b-f32");
     let tokens = random_tokens(420, fixture.n_vocab, 4);
     let all = |chunk: usize| {
-        let engine =
-            load(&fixture.gguf, EngineOptions { kv_type: DType::F32, ..options(chunk) });
+        let engine = load(
+            &fixture.gguf,
+            EngineOptions {
+                kv_type: DType::F32,
+                ..options(chunk)
+            },
+        );
         let mut session = engine.session(tokens.len()).expect("session");
         prefill(&mut session, &tokens, &Rows::All).data
     };
@@ -263,7 +348,12 @@ fn t01_padding_rows_touch_no_live_cell() {
                 for side in [Side::K, Side::V] {
                     let bytes = session.kv_cache().row(layer.il, side, row).expect("row");
                     let written = bytes.iter().any(|b| *b != 0);
-                    assert_eq!(written, row < n, "n {n} layer {} row {row} {side:?}", layer.il);
+                    assert_eq!(
+                        written,
+                        row < n,
+                        "n {n} layer {} row {row} {side:?}",
+                        layer.il
+                    );
                 }
             }
         }
@@ -281,7 +371,9 @@ fn t26_truncate_then_continue_equals_a_fresh_prefill() {
         let mut session = engine.session(256).expect("session");
         prefill(&mut session, &tokens[..total], &Rows::Last);
         prefill(&mut session, &drafts, &Rows::All);
-        session.truncate(total).expect("the ring has room for a draft");
+        session
+            .truncate(total)
+            .expect("the ring has room for a draft");
         let a = prefill(&mut session, &tokens[total..=total], &Rows::Last);
         let mut fresh = engine.session(256).expect("session");
         prefill(&mut fresh, &tokens[..total], &Rows::Last);
@@ -289,30 +381,60 @@ fn t26_truncate_then_continue_equals_a_fresh_prefill() {
         assert_eq!(bits(&a.data), bits(&b.data), "total {total}");
     }
     let mut session = engine.session(1024).expect("session");
-    prefill(&mut session, &random_tokens(1000, fixture.n_vocab, 8), &Rows::Last);
+    prefill(
+        &mut session,
+        &random_tokens(1000, fixture.n_vocab, 8),
+        &Rows::Last,
+    );
     let error = session.truncate(100).expect_err("the ring has wrapped");
-    assert!(matches!(error, Error::Engine(EngineError::Ring(_))), "{error}");
+    assert!(
+        matches!(error, Error::Engine(EngineError::Ring(_))),
+        "{error}"
+    );
 }
 
 #[test]
 fn bad_input_is_refused_with_its_numbers() {
     let fixture = Fixture::load("a-e4b-q8_0");
-    let engine = load(&fixture.gguf, EngineOptions { n_ctx: 300, ..options(64) });
+    let engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            n_ctx: 300,
+            ..options(64)
+        },
+    );
     let error = engine.session(301).expect_err("too long");
     assert!(
-        matches!(error, Error::Engine(EngineError::ContextExceeded { n: 301, n_ctx: 300, .. })),
+        matches!(
+            error,
+            Error::Engine(EngineError::ContextExceeded {
+                n: 301,
+                n_ctx: 300,
+                ..
+            })
+        ),
         "{error}"
     );
     let mut session = engine.session(10).expect("session");
     let n_vocab = u32::try_from(fixture.n_vocab).expect("small");
     let control = &mut PrefillControl::default();
-    let error = session.prefill(&[1, n_vocab], &Rows::Last, control).expect_err("token");
+    let error = session
+        .prefill(&[1, n_vocab], &Rows::Last, control)
+        .expect_err("token");
     assert!(
-        matches!(error, Error::Engine(EngineError::TokenOutOfRange { index: 1, .. })),
+        matches!(
+            error,
+            Error::Engine(EngineError::TokenOutOfRange { index: 1, .. })
+        ),
         "{error}"
     );
-    let error = session.prefill(&[], &Rows::Last, control).expect_err("empty");
-    assert!(matches!(error, Error::Engine(EngineError::Plan(_))), "{error}");
+    let error = session
+        .prefill(&[], &Rows::Last, control)
+        .expect_err("empty");
+    assert!(
+        matches!(error, Error::Engine(EngineError::Plan(_))),
+        "{error}"
+    );
     assert_eq!(session.n_past(), 0);
     prefill(&mut session, &[1, 2, 3], &Rows::Last);
 }
@@ -331,10 +453,21 @@ fn t47_a_cancelled_prefill_leaves_a_session_that_continues() {
             cancel.cancel();
         }
     };
-    let mut control = PrefillControl { progress: Some(&mut progress), cancel: Some(&cancel) };
-    let error = session.prefill(&tokens, &Rows::Last, &mut control).expect_err("cancelled");
+    let mut control = PrefillControl {
+        progress: Some(&mut progress),
+        cancel: Some(&cancel),
+    };
+    let error = session
+        .prefill(&tokens, &Rows::Last, &mut control)
+        .expect_err("cancelled");
     assert!(
-        matches!(error, Error::Engine(EngineError::Cancelled { processed: 128, total: 320 })),
+        matches!(
+            error,
+            Error::Engine(EngineError::Cancelled {
+                processed: 128,
+                total: 320
+            })
+        ),
         "{error}"
     );
     assert_eq!(seen, [64, 128]);

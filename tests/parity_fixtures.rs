@@ -25,7 +25,9 @@ struct Bound {
 }
 
 fn row_errors(case: &Case, n_vocab: usize, ours: &[f32]) -> Vec<f64> {
-    let rows = ours.chunks_exact(n_vocab).zip(case.logits.chunks_exact(n_vocab));
+    let rows = ours
+        .chunks_exact(n_vocab)
+        .zip(case.logits.chunks_exact(n_vocab));
     rows.map(|(a, b)| nmse(a, b)).collect()
 }
 
@@ -34,7 +36,14 @@ fn check(name: &str, kv_type: DType, bound: &Bound) {
     let mut failed = Vec::new();
     let mut worst = 0f64;
     for chunk in CHUNKS {
-        let engine = load(&fixture.gguf, EngineOptions { chunk, kv_type, ..cpu_options() });
+        let engine = load(
+            &fixture.gguf,
+            EngineOptions {
+                chunk,
+                kv_type,
+                ..cpu_options()
+            },
+        );
         for case in &fixture.cases {
             let n = case.tokens.len();
             if chunk == 1 && n > 128 {
@@ -53,7 +62,10 @@ fn check(name: &str, kv_type: DType, bound: &Bound) {
             worst = worst.max(error);
             let label = format!("{name} chunk {chunk} length {n}");
             if !error.is_finite() || error > bound.nmse {
-                failed.push(format!("{label}: NMSE {error:.2e}, bound {:.1e}", bound.nmse));
+                failed.push(format!(
+                    "{label}: NMSE {error:.2e}, bound {:.1e}",
+                    bound.nmse
+                ));
             }
             for (i, &position) in case.positions.iter().enumerate() {
                 let ours = argmax(logits.row(i).expect("row"));
@@ -67,8 +79,17 @@ fn check(name: &str, kv_type: DType, bound: &Bound) {
             }
         }
     }
-    println!("{name} {}: worst NMSE {worst:.2e}, bound {:.1e}", kv_type.name(), bound.nmse);
-    assert!(failed.is_empty(), "{} of {name}: {:#?}", failed.len(), &failed[..failed.len().min(20)]);
+    println!(
+        "{name} {}: worst NMSE {worst:.2e}, bound {:.1e}",
+        kv_type.name(),
+        bound.nmse
+    );
+    assert!(
+        failed.is_empty(),
+        "{} of {name}: {:#?}",
+        failed.len(),
+        &failed[..failed.len().min(20)]
+    );
 }
 
 fn check_greedy(
@@ -78,23 +99,41 @@ fn check_greedy(
     label: &str,
     failed: &mut Vec<String>,
 ) {
-    let n = case.greedy_gap.iter().position(|gap| *gap < bound.greedy_gap);
+    let n = case
+        .greedy_gap
+        .iter()
+        .position(|gap| *gap < bound.greedy_gap);
     let n = n.unwrap_or(case.greedy.len());
     if n == 0 {
         return;
     }
-    let mut session = engine.session(case.tokens.len() + case.greedy.len()).expect("session");
+    let mut session = engine
+        .session(case.tokens.len() + case.greedy.len())
+        .expect("session");
     let last = prefill(&mut session, &case.tokens, &Rows::Last);
     let ours = greedy(&mut session, &last, n);
     if ours[..] != case.greedy[..n] {
-        failed.push(format!("{label}: greedy {ours:?}, expected {:?}", &case.greedy[..n]));
+        failed.push(format!(
+            "{label}: greedy {ours:?}, expected {:?}",
+            &case.greedy[..n]
+        ));
     }
 }
 
-const F32: Bound = Bound { nmse: 1e-6, argmax_gap: 0.05, greedy_gap: 0.0, by_median: false };
+const F32: Bound = Bound {
+    nmse: 1e-6,
+    argmax_gap: 0.05,
+    greedy_gap: 0.0,
+    by_median: false,
+};
 
 /// Three times 1.7e-6, the largest of llama.cpp's F16 figures on text fixtures.
-const F16_KV: Bound = Bound { nmse: 5.1e-6, argmax_gap: 0.05, greedy_gap: 0.0, by_median: false };
+const F16_KV: Bound = Bound {
+    nmse: 5.1e-6,
+    argmax_gap: 0.05,
+    greedy_gap: 0.0,
+    by_median: false,
+};
 
 macro_rules! fixture_tests {
     ($($test:ident: $name:literal, $kv:expr, $bound:expr;)*) => {

@@ -28,7 +28,12 @@ pub struct Fixture {
 }
 
 fn numbers<T>(value: &serde_json::Value, get: impl Fn(&serde_json::Value) -> Option<T>) -> Vec<T> {
-    value.as_array().expect("an array").iter().map(|v| get(v).expect("a number")).collect()
+    value
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|v| get(v).expect("a number"))
+        .collect()
 }
 
 impl Fixture {
@@ -38,8 +43,10 @@ impl Fixture {
         let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
         let file = json["logits_file"].as_str().expect("logits_file");
         let raw = std::fs::read(dir.join(file)).expect("logits");
-        let all: Vec<f32> =
-            raw.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4"))).collect();
+        let all: Vec<f32> = raw
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
+            .collect();
         let usize_of = |v: &serde_json::Value| v.as_u64().and_then(|v| usize::try_from(v).ok());
         let u32_of = |v: &serde_json::Value| v.as_u64().and_then(|v| u32::try_from(v).ok());
         let n_vocab = usize_of(&json["n_vocab"]).expect("n_vocab");
@@ -56,16 +63,30 @@ impl Fixture {
                 greedy_gap: numbers(&c["greedy_gap"], serde_json::Value::as_f64),
             }
         };
-        let cases = json["cases"].as_array().expect("cases").iter().map(case).collect();
+        let cases = json["cases"]
+            .as_array()
+            .expect("cases")
+            .iter()
+            .map(case)
+            .collect();
         let gguf = dir.join(json["gguf"].as_str().expect("gguf"));
-        Self { name: name.to_owned(), gguf, n_vocab, cases }
+        Self {
+            name: name.to_owned(),
+            gguf,
+            n_vocab,
+            cases,
+        }
     }
 }
 
 /// `sum (a - b)^2 / sum b^2`; not finite when `a` is not.
 pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "as many values as the reference");
-    let num: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
+    let num: f64 = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+        .sum();
     num / b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()
 }
 
@@ -85,7 +106,9 @@ pub fn load(gguf: &Path, options: EngineOptions) -> Arc<Engine> {
 }
 
 pub fn prefill(session: &mut Session, tokens: &[u32], rows: &Rows) -> Logits {
-    session.prefill(tokens, rows, &mut PrefillControl::default()).expect("prefill")
+    session
+        .prefill(tokens, rows, &mut PrefillControl::default())
+        .expect("prefill")
 }
 
 /// Continues greedily by `n` tokens, starting from logits of the last row.
@@ -121,15 +144,25 @@ pub fn gpu(test: &str) -> bool {
     if devices().iter().any(|d| d.name().starts_with("CUDA")) {
         return true;
     }
-    assert!(std::env::var("G4_REQUIRE_GPU").is_err(), "{test}: a GPU is required, none found");
+    assert!(
+        std::env::var("G4_REQUIRE_GPU").is_err(),
+        "{test}: a GPU is required, none found"
+    );
     eprintln!("SKIPPED: {test}: no GPU");
     false
 }
 
 pub fn cpu_options() -> EngineOptions {
-    EngineOptions { device: DeviceChoice::Cpu, n_threads: 1, ..EngineOptions::default() }
+    EngineOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: 1,
+        ..EngineOptions::default()
+    }
 }
 
 pub fn gpu_options() -> EngineOptions {
-    EngineOptions { device: DeviceChoice::Cuda(0), ..EngineOptions::default() }
+    EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        ..EngineOptions::default()
+    }
 }
