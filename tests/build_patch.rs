@@ -1,4 +1,10 @@
 //! The patch applier of `build.rs`: exact or not at all.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
 
 #[path = "../build/patch.rs"]
 mod patch;

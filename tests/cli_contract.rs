@@ -1,4 +1,10 @@
 //! What holds for every subcommand: exit codes, where output goes, how errors look.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
 
 mod cli_support;
 

@@ -1,4 +1,10 @@
 //! `g4prefill logits`: the file, the JSON, the rows, and every way to end.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
 
 mod cli_support;
 

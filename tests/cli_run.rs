@@ -1,4 +1,10 @@
 //! `g4prefill run` and `plan`: text in, text out; what will run, before it runs.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
 
 mod cli_support;
 

@@ -1,4 +1,10 @@
 //! The invariants of the engine on the CPU: topology, poison, switches, sessions, growth.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
 
 mod support;
 

@@ -3,6 +3,7 @@
 //!
 //! Rules: stdout carries the result only, stderr everything else and nothing but errors with
 //! `-q`. Nothing here ends the process or prints an error: `main.rs` does. No engine logic.
+#![forbid(unsafe_code)]
 
 mod console;
 pub mod demo;

@@ -104,10 +104,10 @@ impl GraphPool {
         arena: &mut Arena,
         backend: &Backend,
     ) -> Result<()> {
-        if let Some(entry) = self.entries.get(&shape) {
-            if entry.graph.graph.is_current() {
-                return Ok(());
-            }
+        if let Some(entry) = self.entries.get(&shape)
+            && entry.graph.graph.is_current()
+        {
+            return Ok(());
         }
         backend.synchronize();
         self.drop_stale(backend);

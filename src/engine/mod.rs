@@ -1,6 +1,7 @@
 //! The engine: a loaded model on a device, and sessions that read prompts with it.
 //!
 //! Arithmetic lives in `plan`, `ring`, `mask` and `bucket`; this module loads, owns and runs.
+#![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod estimate;

@@ -177,7 +177,7 @@ fn check_sizes(
     if ladder.chunk == 0 {
         return Err(PlanError::EmptyChunk);
     }
-    if n_ctx_rows % KV_PAD != 0 {
+    if !n_ctx_rows.is_multiple_of(KV_PAD) {
         return Err(PlanError::CacheNotPadded { n_ctx_rows });
     }
     let would_fit = n_ctx_rows.saturating_sub(n_past);

@@ -5,7 +5,10 @@
 //! pointer. What it cannot promise is listed under `# Aborts`: a failing device ends the process.
 //!
 //! Threads: a [`Backend`] is used by one thread at a time; stores may be shared.
-#![allow(unsafe_code)]
+#![allow(
+    unsafe_code,
+    reason = "ggml is a C library: this is the fence around it"
+)]
 
 mod backend;
 mod callbacks;

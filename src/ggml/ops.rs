@@ -71,7 +71,7 @@ impl GraphBuilder {
     }
 
     fn is_type(&self, id: TensorId, dtype: DType) -> Result<bool> {
-        Ok(u32::try_from(self.header(id)?.type_).ok() == Some(dtype.id()))
+        Ok(self.header(id)?.type_ == dtype.id())
     }
 
     /// Element type of a tensor.
@@ -79,7 +79,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::ForeignTensor`] for a handle of another graph.
     pub fn dtype(&self, id: TensorId) -> Result<DType> {
-        let id = u32::try_from(self.header(id)?.type_).unwrap_or(u32::MAX);
+        let id = self.header(id)?.type_;
         DType::from_id(id).ok_or_else(|| shape_error("dtype", "a known type", id.to_string()))
     }
 
@@ -422,7 +422,8 @@ impl GraphBuilder {
     pub fn repeat(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
         let from = self.dims(x)?;
         // ggml_repeat_4d: every new extent is a multiple of the old one.
-        let ok = (0..4).all(|i| dims.ne(i) % from.ne(i) == 0) && self.is_type(x, DType::F32)?;
+        let ok =
+            (0..4).all(|i| dims.ne(i).is_multiple_of(from.ne(i))) && self.is_type(x, DType::F32)?;
         self.require("repeat", ok, "F32 that repeats into the shape", &[x])?;
         self.room(1)?;
         let [a, b, c, d] = dims.as_ne();
@@ -523,7 +524,7 @@ impl GraphBuilder {
         let ok = d.ne(2) == p.ne(0)
             && self.is_type(pos, DType::I32)?
             && rope.n_rot <= d.ne(0)
-            && rope.n_rot % 2 == 0
+            && rope.n_rot.is_multiple_of(2)
             && self.is_type(x, DType::F32)?;
         self.require("rope", ok, "F32 [d, h, t] and I32 [t]", &[x, pos])?;
         if let Some(factors) = factors {

@@ -56,7 +56,7 @@ fn row_count(dtype: DType, data: &[u8], n_per_row: usize) -> Result<usize, GgmlE
         .row_bytes(n_per_row as u64)
         .and_then(|b| usize::try_from(b).ok())
         .unwrap_or(0);
-    if row == 0 || data.len() % row != 0 {
+    if row == 0 || !data.len().is_multiple_of(row) {
         return Err(GgmlError::Shape {
             op: "dequantize",
             expected: format!("whole rows of {row} bytes of {}", dtype.name()),

@@ -12,6 +12,7 @@
     unsafe_code,
     unsafe_op_in_unsafe_fn,
     clippy::all,
+    clippy::allow_attributes_without_reason,
     clippy::pedantic,
     clippy::undocumented_unsafe_blocks,
     clippy::missing_safety_doc,

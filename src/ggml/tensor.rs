@@ -42,7 +42,7 @@ impl std::fmt::Display for Dims {
 /// Refuses a tensor whose rows are not whole blocks or that has no elements.
 pub(super) fn check_new(dtype: DType, dims: &Dims) -> Result<(), GgmlError> {
     let block = usize::try_from(dtype.block_len()).unwrap_or(usize::MAX);
-    if dims.n_elements() == 0 || dims.ne(0) % block != 0 {
+    if dims.n_elements() == 0 || !dims.ne(0).is_multiple_of(block) {
         return Err(GgmlError::Shape {
             op: "new_tensor",
             expected: format!("rows of whole {block}-element blocks of {}", dtype.name()),

@@ -117,7 +117,7 @@ impl DType {
     ///
     /// `None` when `ne0` is not a whole number of blocks or the product does not fit.
     pub fn row_bytes(self, ne0: u64) -> Option<u64> {
-        if ne0 % self.block_len() != 0 {
+        if !ne0.is_multiple_of(self.block_len()) {
             return None;
         }
         (ne0 / self.block_len()).checked_mul(self.block_bytes())

@@ -113,7 +113,7 @@ impl fmt::Display for Field {
 /// Any fault of a GGUF file; offsets are bytes from the start of the named file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(
+#[expect(
     missing_docs,
     reason = "field names are the vocabulary of this file and of the messages"
 )]

@@ -18,18 +18,8 @@ mod tensor;
 mod value;
 
 #[cfg(test)]
-#[allow(
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
-    reason = "tests may fail loudly"
-)]
 pub(crate) mod testing;
 #[cfg(test)]
-#[allow(
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
-    reason = "tests may fail loudly"
-)]
 mod tests;
 
 use std::collections::HashMap;

@@ -7,7 +7,7 @@ use super::error::GgufError;
 
 /// One metadata value, in the type that the file gives it.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(
+#[expect(
     missing_docs,
     reason = "each variant is the GGUF value type of the same name"
 )]
@@ -29,7 +29,7 @@ pub enum Value {
 
 /// A metadata array: all elements have one type.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(
+#[expect(
     missing_docs,
     reason = "each variant is the GGUF value type of the same name"
 )]

@@ -155,11 +155,11 @@ impl Emitter<'_> {
         let config = self.p.config;
         let x = self.operand(x)?;
         let mut parts = Vec::new();
-        if layers.start == 0 {
-            if let Some(body) = ple.body_proj {
-                let body = self.weight(body)?;
-                parts.push(self.b.mul_mat(body, x)?);
-            }
+        if layers.start == 0
+            && let Some(body) = ple.body_proj
+        {
+            let body = self.weight(body)?;
+            parts.push(self.b.mul_mat(body, x)?);
         }
         if layers.end == config.n_layer {
             let tail = self.weight(ple.tail_proj)?;

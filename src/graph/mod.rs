@@ -9,6 +9,7 @@
 //!
 //! The formulas are those of `transformers` `Gemma4ForCausalLM` and llama.cpp `gemma4.cpp`; nodes
 //! that both have carry llama.cpp's names.
+#![forbid(unsafe_code)]
 
 mod attention;
 pub mod bucket;

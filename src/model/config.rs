@@ -372,7 +372,7 @@ impl Reader<'_> {
     }
 
     fn even(&self, key: &str, n: usize) -> Result<usize, ConfigError> {
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             return Ok(n);
         }
         Err(ConfigError::Odd {
@@ -462,7 +462,7 @@ impl Reader<'_> {
     }
 
     fn check_head_ratio(&self, il: usize, n_head: usize, n_kv: usize) -> Result<(), ConfigError> {
-        if n_head % n_kv == 0 {
+        if n_head.is_multiple_of(n_kv) {
             return Ok(());
         }
         // Both were u32 in the file and are capped.

@@ -7,7 +7,7 @@ use crate::gguf::{DType, GgufError};
 /// Any reason why a file is not a usable Gemma-4 model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(
+#[expect(
     missing_docs,
     reason = "field names are the vocabulary of this file and of the messages"
 )]

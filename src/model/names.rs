@@ -17,7 +17,7 @@ use crate::gguf::{DType, GgufFile, TensorEntry};
 pub const ARCHITECTURE: &str = "gemma4";
 
 /// Metadata keys.
-#[allow(
+#[expect(
     missing_docs,
     reason = "each constant is the key of the same meaning in GGUF"
 )]

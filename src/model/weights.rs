@@ -317,7 +317,7 @@ impl WeightsPlan {
     }
 }
 
-/// A tensor of a file that [`names::check`](crate::model::names::check) has accepted.
+/// A tensor of a file that [`names::check`] has accepted.
 ///
 /// # Errors
 /// [`ConfigError::MissingTensor`] for a file that was not checked.

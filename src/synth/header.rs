@@ -57,7 +57,7 @@ pub(super) fn encode(metadata: &[(String, Value)], tensors: &[Info<'_>]) -> Vec<
         out.extend_from_slice(&info.type_id.to_le_bytes());
         out.extend_from_slice(&info.offset.to_le_bytes());
     }
-    while out.len() as u64 % ALIGNMENT != 0 {
+    while !(out.len() as u64).is_multiple_of(ALIGNMENT) {
         out.push(0);
     }
     out

@@ -367,7 +367,7 @@ fn within(name: &'static str, value: u32, lo: u32, hi: u32) -> Result<(), SynthE
 
 /// Fails unless `value` is a multiple of `of`.
 fn multiple(name: &'static str, value: u32, of: u32) -> Result<(), SynthError> {
-    if value % of == 0 {
+    if value.is_multiple_of(of) {
         return Ok(());
     }
     let expected = format!("a multiple of {of}");

@@ -147,9 +147,9 @@ impl WeightType {
     /// Returns this type, or for rows of `ne0` that it cannot hold, the nearest that can:
     /// q8_0 for multiples of 32, else f16.
     pub fn for_row(self, ne0: u64) -> Self {
-        if ne0 % self.block_len() == 0 {
+        if ne0.is_multiple_of(self.block_len()) {
             self
-        } else if ne0 % 32 == 0 {
+        } else if ne0.is_multiple_of(32) {
             Self::Q8_0
         } else {
             Self::F16

@@ -77,6 +77,9 @@ pub(super) fn fill(tensor: &Tensor, start: u64, x: &mut [f32]) {
     }
 }
 
+/// Takes bytes to their place: shard, offset in it, bytes.
+type Put<'a> = dyn Fn(usize, u64, &[u8]) -> io::Result<()> + Sync + 'a;
+
 /// Makes every unit and hands its bytes to `put(shard, offset, bytes)`.
 ///
 /// # Errors
@@ -85,7 +88,7 @@ pub(super) fn write_all(
     shards: &[Shard],
     tensors: &[Tensor],
     n_threads: usize,
-    put: &(dyn Fn(usize, u64, &[u8]) -> io::Result<()> + Sync),
+    put: &Put<'_>,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(), SynthError> {
     let units = units(shards, tensors);

@@ -292,7 +292,9 @@ fn bos_comes_once() {
     let template = ChatTemplate::from_gguf(&open("gemma4.gguf"))
         .unwrap()
         .unwrap();
-    let rendered = template.render(&[message.clone()], true).unwrap();
+    let rendered = template
+        .render(std::slice::from_ref(&message), true)
+        .unwrap();
     assert!(rendered.starts_with("<bos>"), "{rendered:?}");
     let ids = tokenizer.encode_chat(&template, &[message], true).unwrap();
     assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 1);

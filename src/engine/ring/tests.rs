@@ -122,7 +122,7 @@ proptest! {
     ) {
         let rows = ring_rows(n_swa, chunk);
 
-        prop_assert!(rows >= n_swa - 1 + chunk && rows % 256 == 0);
+        prop_assert!(rows >= n_swa - 1 + chunk && rows.is_multiple_of(256));
         prop_assert!(can_truncate(end, end.saturating_sub(chunk), rows, n_swa).is_ok());
     }
 }
