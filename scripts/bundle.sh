@@ -22,6 +22,9 @@ cp "$out/staged/LICENSE" bundle.new/LICENSE.ggml
 cp -r "$out"/staged/ggml/{CMakeLists.txt,cmake,include} bundle.new/source/ggml/
 find "$out/staged/ggml/src" -maxdepth 1 -type f -exec cp {} bundle.new/source/ggml/src/ \;
 cp -r "$out/staged/ggml/src/ggml-cuda" bundle.new/source/ggml/src/
+# ggml-base, which the CUDA backend links to, includes headers of the CPU backend.
+mkdir bundle.new/source/ggml/src/ggml-cpu
+cp "$out"/staged/ggml/src/ggml-cpu/*.h bundle.new/source/ggml/src/ggml-cpu/
 # A libggml-cuda.so that was built for the same source is kept.
 if [ -f bundle/libggml-cuda.so ] && diff -rq bundle/source bundle.new/source >/dev/null; then
     cp bundle/libggml-cuda.so bundle.new/

@@ -137,6 +137,13 @@ mod tests {
         "bits",
     ];
 
+    /// The definitions, completed as clap does before parsing.
+    fn built() -> clap::Command {
+        let mut command = Cli::command();
+        command.build();
+        command
+    }
+
     fn check(command: &clap::Command, check_argument: &mut dyn FnMut(&str, &clap::Arg)) {
         for argument in command.get_arguments() {
             check_argument(command.get_name(), argument);
@@ -153,18 +160,18 @@ mod tests {
 
     #[test]
     fn every_option_has_help() {
-        check(&Cli::command(), &mut |command, argument| {
+        check(&built(), &mut |command, argument| {
             let help = argument
                 .get_help()
                 .map(ToString::to_string)
                 .unwrap_or_default();
-            assert!(help.len() > 8, "{command}: {argument}: no help");
+            assert!(help.len() > 8, "{command}: {}: no help", argument.get_id());
         });
     }
 
     #[test]
     fn every_number_says_its_unit() {
-        check(&Cli::command(), &mut |command, argument| {
+        check(&built(), &mut |command, argument| {
             let takes_number = argument
                 .get_value_names()
                 .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));
@@ -182,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_optional_number_shows_its_default() {
-        check(&Cli::command(), &mut |command, argument| {
+        check(&built(), &mut |command, argument| {
             let takes_number = argument
                 .get_value_names()
                 .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));

@@ -74,7 +74,7 @@ pub fn bytes(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType)
 }
 
 impl KvCache {
-    /// Allocates zeroed caches for `n_ctx` tokens.
+    /// Allocates zeroed caches: linear ones for `n_ctx` tokens, rings of `ring_rows` rows.
     ///
     /// # Errors
     /// Out of memory; a row that is not whole blocks of `dtype`.
@@ -82,11 +82,10 @@ impl KvCache {
         backend: &Backend,
         config: &Config,
         n_ctx: usize,
-        chunk: usize,
+        ring_rows: usize,
         dtype: DType,
     ) -> Result<Self> {
         let n_ctx_rows = bucket::pad_kv(n_ctx.max(1));
-        let ring_rows = ring_rows_for(config, chunk, n_ctx_rows);
         let specs = specs(config, n_ctx_rows, ring_rows, dtype);
         let store = Store::allocate(backend, &specs, "K/V caches", true, false)?;
         let mut next = 0;

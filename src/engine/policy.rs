@@ -1,7 +1,7 @@
 //! Decisions that a session and a plan must make alike: ladder, limits, context, who fills masks,
 //! which weights. Arithmetic only, apart from [`DeviceTraits::of`], which asks a backend.
 
-use super::bucket::{BucketShape, Kind, Ladder, pad_kv};
+use super::bucket::{BucketShape, KV_PAD, Kind, Ladder, pad_kv};
 use super::budget::{CacheLayer, Demand, FreeMemory, Resident};
 use super::estimate::{ArenaOptions, arena_bytes};
 use super::kv_cache;
@@ -136,7 +136,23 @@ pub fn first_context(options: &EngineOptions, n: usize) -> usize {
     if options.switches.pregrow {
         n
     } else {
-        n.min(options.chunk)
+        n.min(KV_PAD)
+    }
+}
+
+/// Rows of linear caches of `rows` rows once they hold `n` tokens: first all that was reserved,
+/// then twice as many each time.
+///
+/// Growing to the reserved size, not past it, gives the buckets that pre-growing gives, so the
+/// switch changes no bit.
+pub fn rows_for(rows: usize, n_reserve: usize, n: usize, limit: usize) -> usize {
+    let reserved = pad_kv(n_reserve);
+    if n <= rows {
+        rows
+    } else if n <= reserved {
+        reserved
+    } else {
+        pad_kv(grown_context(rows.max(reserved), n, limit))
     }
 }
 
@@ -291,13 +307,7 @@ pub fn context_rows(
     n_total: usize,
 ) -> (usize, usize) {
     let (limit, _) = context_limit(options, config);
-    let grow = |rows: usize, n: usize| {
-        if n <= rows {
-            rows
-        } else {
-            pad_kv(grown_context(rows, n, limit))
-        }
-    };
+    let grow = |rows: usize, n: usize| rows_for(rows, n_total, n, limit);
     let first = pad_kv(first_context(options, n_total));
     let prompt = grow(first, n_prompt);
     let mut last = prompt;

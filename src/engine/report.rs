@@ -449,7 +449,7 @@ fn course(request: Request<'_>, needed: usize) -> Result<Course, EngineError> {
         chunks,
         decode,
         n_ctx_rows,
-        ring_rows: kv_cache::ring_rows_for(config, options.chunk, n_ctx_rows),
+        ring_rows: kv_cache::ring_rows_for(config, options.chunk, n_ctx_rows.max(pad_kv(needed))),
     })
 }
 

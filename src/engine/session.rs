@@ -12,7 +12,7 @@ use crate::Result;
 use crate::engine::bucket::{BucketShape, pad_kv};
 use crate::engine::fill::{FillPlan, fill_small};
 use crate::engine::graph_pool::{GraphPool, PoolCounters};
-use crate::engine::kv_cache::KvCache;
+use crate::engine::kv_cache::{self, KvCache};
 use crate::engine::options::{Place, Readback};
 use crate::engine::plan::{Chunk, Rows, plan};
 use crate::engine::policy::{self, POOL_LIMIT};
@@ -130,6 +130,8 @@ pub struct Session {
     kv: KvCache,
     engine: Arc<Engine>,
     backend: Backend,
+    // Tokens the session was made for; rings have their final size for it from the start.
+    n_reserve: usize,
     n_past: usize,
     // Highest end since the last reset: a ring overwrites as far as that, not as far as `n_past`.
     n_written: usize,
@@ -159,7 +161,7 @@ impl Session {
             &backend,
             engine.config(),
             first,
-            options.chunk,
+            kv_cache::ring_rows_for(engine.config(), options.chunk, pad_kv(n_rows)),
             options.kv_type,
         )?;
         let arena = Arena::new(&backend)?;
@@ -176,6 +178,7 @@ impl Session {
             kv,
             engine: Arc::clone(engine),
             backend,
+            n_reserve: n_rows,
             n_past: 0,
             n_written: 0,
             tokens: Vec::new(),
@@ -315,16 +318,10 @@ impl Session {
 
     /// Rows of the linear caches once they hold `n` tokens.
     fn rows_for(&self, n: usize) -> Result<usize> {
-        if n <= self.kv.n_ctx_rows {
-            return Ok(self.kv.n_ctx_rows);
-        }
-        let limit = self.engine.check_context(n)?;
-        let n_max = self.engine.context_limit();
-        Ok(pad_kv(policy::grown_context(
-            self.kv.n_ctx_rows,
-            limit,
-            n_max,
-        )))
+        self.engine.check_context(n)?;
+        let limit = self.engine.context_limit();
+        let rows = self.kv.n_ctx_rows;
+        Ok(policy::rows_for(rows, self.n_reserve, n, limit))
     }
 
     /// Grows the caches so that `n` tokens fit.
@@ -340,7 +337,11 @@ impl Session {
             &self.backend,
             engine.config(),
             wanted,
-            options.chunk,
+            kv_cache::ring_rows_for(
+                engine.config(),
+                options.chunk,
+                wanted.max(pad_kv(self.n_reserve)),
+            ),
             options.kv_type,
         )?;
         grown.copy_from(&self.kv)?;

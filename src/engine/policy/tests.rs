@@ -87,7 +87,7 @@ fn a_context_beyond_the_limit_is_refused_with_its_source() {
 }
 
 #[test]
-fn caches_have_their_final_size_at_once_with_pregrow_and_double_without() {
+fn caches_have_their_final_size_at_once_with_pregrow_and_after_one_growth_without() {
     let config = config();
     let mut options = EngineOptions {
         chunk: 256,
@@ -100,10 +100,13 @@ fn caches_have_their_final_size_at_once_with_pregrow_and_double_without() {
         pregrow: false,
         ..Switches::default()
     };
-    // 256, then what the prompt needs, then twice that, then the limit.
+    // 256, then all that was reserved: the same buckets as with pre-grow.
     assert_eq!(context_rows(&options, &config, 1000, 1024), (1024, 1024));
-    assert_eq!(context_rows(&options, &config, 1000, 1025), (1024, 2048));
-    assert_eq!(context_rows(&options, &config, 1000, 2900), (1024, 3072));
+    assert_eq!(context_rows(&options, &config, 1000, 1025), (1280, 1280));
+    assert_eq!(context_rows(&options, &config, 200, 2900), (256, 3072));
+    // Past the reserve the rows double, up to the limit.
+    assert_eq!(rows_for(1280, 1280, 1281, 3000), 2560);
+    assert_eq!(rows_for(2560, 1280, 2561, 3000), 3072);
 }
 
 #[test]
