@@ -8,6 +8,7 @@
 
 mod cli_support;
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use cli_support::{command, g4prefill, g4prefill_with_input, model, text};
@@ -227,9 +228,66 @@ fn plan_lists_chunks_buckets_and_bytes_without_running() {
     assert_eq!(n_tokens, 5000);
     assert_eq!(chunks[0]["n_tokens"], 2048);
     assert!(json["bytes"]["weights"].as_u64().unwrap() > 0);
-    assert!(json["bytes"]["total"].as_u64().unwrap() > 0);
+    assert!(json["bytes"]["device_total"].as_u64().unwrap() > 0);
+    assert_eq!(json["weights"]["is_loaded"], false);
+    assert_eq!(json["memory"]["fits"], true);
+    assert_eq!(json["n_ctx"]["needed"], 5010);
+    assert!(json["build"]["version"].is_string());
     run.code(0);
-    assert!(run.stdout().contains("weights"), "{}", run.stdout());
+    for part in ["weights", "fits       yes", "switches", "fast path: no"] {
+        assert!(run.stdout().contains(part), "{part:?}: {}", run.stdout());
+    }
+}
+
+/// A model whose K/V take 256 KiB for each token: 2 TB for eight million.
+fn wide_model(folder: &Path) -> PathBuf {
+    let path = folder.join("wide.gguf");
+    let synth = "synth --preset tiny-dense --type f32 --n-layer 4 --n-embd 64 --n-head 64 \
+                 --n-head-kv 64 --head-dim 512 --head-dim-swa 32 -o";
+    let synth: Vec<&str> = synth.split_whitespace().collect();
+    g4prefill(&[&synth[..], &[text(&path)]].concat()).code(0);
+    path
+}
+
+const WIDE_OPTIONS: [&str; 8] = [
+    "--n-ctx",
+    "8000000",
+    "--chunk",
+    "256",
+    "--kv-type",
+    "f32",
+    "--device",
+    "cpu",
+];
+
+#[test]
+fn plan_that_does_not_fit_the_memory_is_no_with_the_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = wide_model(folder.path());
+    let args = ["plan", "-m", text(&path), "--n-prompt", "8000000"];
+    let args = [&args[..], &WIDE_OPTIONS].concat();
+
+    let json = g4prefill(&[&args[..], &["--json"]].concat()).code(1).json();
+    let run = g4prefill(&args);
+
+    assert_eq!(json["memory"]["fits"], false);
+    let needed = json["memory"]["needed"].as_u64().unwrap();
+    assert!(needed > 8_000_000 << 18, "{needed}");
+    assert!(json["memory"]["why_not"].is_string());
+    run.code(1);
+    assert!(run.stdout().contains("fits       no"), "{}", run.stdout());
+}
+
+#[test]
+fn run_that_does_not_fit_the_memory_is_refused_before_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = wide_model(folder.path());
+    let args = ["run", "-m", text(&path), "-p", TEXT, "-n", "7900000"];
+
+    let run = g4prefill(&[&args[..], &WIDE_OPTIONS].concat());
+
+    run.code(2).says("GiB are free");
+    assert_eq!(run.stdout(), "");
 }
 
 #[test]

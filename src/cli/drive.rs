@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::{Console, EngineArgs, Interrupted, Progress, Unit};
 use crate::Error;
 use crate::engine::{
-    self, Engine, EngineError, LoadProgress, Logits, PrefillControl, Rows, Session,
+    self, Engine, EngineError, EngineOptions, LoadProgress, Logits, PrefillControl, Rows, Session,
 };
 use crate::ggml::{LogLevel, set_log_sink};
 
@@ -23,7 +23,7 @@ pub(super) struct Loaded {
 }
 
 /// Sends ggml's log to stderr: warnings always, the rest with `-v`.
-fn show_ggml_log(console: &Console) {
+pub(super) fn show_ggml_log(console: &Console) {
     let (is_quiet, is_verbose) = (console.quiet, console.verbose);
     set_log_sink(move |level, text| {
         if is_verbose || (level >= LogLevel::Warn && !is_quiet) {
@@ -32,10 +32,16 @@ fn show_ggml_log(console: &Console) {
     });
 }
 
-/// Loads a model with a progress bar.
-pub(super) fn load(model: &Path, args: &EngineArgs, console: &Console) -> anyhow::Result<Loaded> {
+/// The engine's options: what was typed, and where ggml's backends are.
+pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
     let mut options = args.to_options()?;
     options.backend_dir = std::env::var_os(BACKEND_DIR).map(Into::into);
+    Ok(options)
+}
+
+/// Loads a model with a progress bar.
+pub(super) fn load(model: &Path, args: &EngineArgs, console: &Console) -> anyhow::Result<Loaded> {
+    let options = options(args)?;
     show_ggml_log(console);
     let bar = console.progress("load", 0, Unit::Bytes);
     let start = Instant::now();
@@ -52,17 +58,21 @@ pub(super) fn load(model: &Path, args: &EngineArgs, console: &Console) -> anyhow
     })
 }
 
-/// Starts a session with room for a prompt and its continuation, or says why they do not fit.
+/// Starts a session with room for a prompt and its continuation, or says why they do not fit. The
+/// plan is asked first: it counts what is allocated later too.
 pub(super) fn session(
     engine: &Arc<Engine>,
     n_prompt: usize,
     n_gen: usize,
 ) -> anyhow::Result<Session> {
-    engine
-        .session(n_prompt.saturating_add(n_gen))
-        .with_context(|| {
-            format!("start a session for {n_prompt} prompt tokens and {n_gen} generated ones")
-        })
+    let start = || {
+        let plan = engine.plan(n_prompt, n_gen)?;
+        plan.require_fit().map_err(EngineError::from)?;
+        engine.session(n_prompt.saturating_add(n_gen))
+    };
+    start().with_context(|| {
+        format!("start a session for {n_prompt} prompt tokens and {n_gen} generated ones")
+    })
 }
 
 /// Prefills `ids` behind what the session holds and moves `bar` on; Ctrl-C stops it between two

@@ -1,4 +1,4 @@
-//! `g4prefill plan`: what a prompt of some length would do, without running it.
+//! `g4prefill plan`: what a prompt of some length would take, without loading or running anything.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde::Serialize;
 
-use super::report::{self, BucketReport, ChunkReport, Provenance, SCHEMA_VERSION};
+use super::report::{self, Provenance, SCHEMA_VERSION};
 use super::{Console, EngineArgs, drive};
-use crate::engine::budget::Bytes;
-use crate::engine::{Rows, kv_cache};
+use crate::engine::PlanReport;
+use crate::engine::budget::{Bytes, Resident};
+use crate::engine::report::{ChunkGroup, MemoryReport};
 
 /// Arguments of `plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -32,108 +33,132 @@ pub struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct PlanReport {
+struct Report {
     schema_version: u32,
-    n_prompt: usize,
-    n_gen: usize,
-    n_ctx: usize,
-    device: String,
-    weights: WeightsReport,
-    bytes: BytesReport,
-    chunks: Vec<ChunkReport>,
-    buckets: Vec<BucketReport>,
+    #[serde(flatten)]
+    plan: PlanReport,
     #[serde(flatten)]
     provenance: Provenance,
 }
 
-/// Type of the resident matrices, and why.
-#[derive(Debug, Serialize)]
-struct WeightsReport {
-    kind: &'static str,
-    reason: String,
-}
-
-/// Device memory by class, in bytes.
-#[derive(Debug, Serialize)]
-struct BytesReport {
-    weights: u64,
-    kv_global: u64,
-    kv_ring: u64,
-    total: u64,
-    free: Option<u64>,
-}
-
-/// Runs `plan`: loads the model and makes the caches, so that what does not fit fails here.
+/// Runs `plan`; the answer is no when the prompt does not fit into the device's memory.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
-    let loaded = drive::load(&args.model, &args.engine, console)?;
-    let engine = &loaded.engine;
-    let session = drive::session(engine, args.n_prompt, args.n_gen)?;
-    let chunks = session
-        .plan(args.n_prompt, &Rows::Last)
-        .context("plan the prompt")?;
-    let (chunks, buckets) = report::chunk_reports(&chunks);
-    let cache = session.kv_cache();
-    let kv_type = engine.options().kv_type;
-    let (kv_global, kv_ring) =
-        kv_cache::bytes(engine.config(), cache.n_ctx_rows, cache.ring_rows, kv_type);
-    let choice = engine.weights_choice();
-    let report = PlanReport {
-        schema_version: SCHEMA_VERSION,
-        n_prompt: args.n_prompt,
-        n_gen: args.n_gen,
-        n_ctx: cache.n_ctx_rows,
-        device: engine.device().name(),
-        weights: WeightsReport {
-            kind: if choice.bf16 { "bf16" } else { "native" },
-            reason: choice.reason.clone(),
-        },
-        bytes: BytesReport {
-            weights: choice.bytes,
-            kv_global,
-            kv_ring,
-            total: choice.bytes + kv_global + kv_ring,
-            free: engine.device().memory().map(|(free, _)| free),
-        },
-        chunks,
-        buckets,
-        provenance: Provenance::new(),
-    };
+    let options = drive::options(&args.engine)?;
+    drive::show_ggml_log(console);
+    let plan = PlanReport::open(&args.model, &options, args.n_prompt, args.n_gen)
+        .with_context(|| format!("plan for {}", args.model.display()))?;
+    let fits = plan.memory.fits != Some(false);
     if args.json {
-        report::print_json(&report)?;
+        report::print_json(&Report {
+            schema_version: SCHEMA_VERSION,
+            plan,
+            provenance: Provenance::new(),
+        })?;
     } else {
-        report::print_text(&describe(&report))?;
+        report::print_text(&describe(&plan))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if fits {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
 }
 
 /// The plan for people.
-fn describe(report: &PlanReport) -> String {
-    let PlanReport {
-        device,
-        n_prompt,
-        n_gen,
-        n_ctx,
-        weights,
-        bytes,
-        ..
-    } = report;
+fn describe(plan: &PlanReport) -> String {
+    let n_ctx = &plan.n_ctx;
     let mut text = format!(
-        "device   {device}\nprompt   {n_prompt} tokens, {n_gen} generated, context {n_ctx}\n\n"
+        "device     {}\nprompt     {} tokens, {} generated\ncontext    {} of at most {} ({})\n\n",
+        plan.device.name, plan.n_prompt, plan.n_gen, n_ctx.needed, n_ctx.limit, n_ctx.source
     );
+    text += &describe_bytes(plan);
+    text += &describe_memory(&plan.memory);
     text += &format!(
-        "weights    {:>12}  {} ({})\n",
-        Bytes(bytes.weights).to_string(),
-        weights.kind,
-        weights.reason
+        "\n{} chunks, {} buckets; graphs: {} built, {} captured, {} replayed, {} direct\n",
+        plan.chunks.len(),
+        plan.buckets.len(),
+        plan.graphs.built,
+        plan.graphs.captured,
+        plan.graphs.replayed,
+        plan.graphs.direct
     );
-    text += &format!("k/v global {:>12}\n", Bytes(bytes.kv_global).to_string());
-    text += &format!("k/v rings  {:>12}\n", Bytes(bytes.kv_ring).to_string());
-    text += &format!("total      {:>12}\n\n", Bytes(bytes.total).to_string());
-    text += &format!(
-        "{} chunks, {} buckets\n",
-        report.chunks.len(),
-        report.buckets.len()
-    );
-    text += &report::describe_chunks(&report.chunks, &report.buckets);
+    for group in &plan.chunk_groups {
+        text += &describe_group(group, plan);
+    }
+    text += "\nswitches\n";
+    for switch in &plan.switches {
+        let why = switch.why.as_ref().map(|why| format!("  ({why})"));
+        text += &format!(
+            "  {:<16}{}{}\n",
+            switch.name,
+            switch.active,
+            why.unwrap_or_default()
+        );
+    }
+    let unmet = plan.fast_path.conditions.iter().filter(|c| !c.is_met);
+    text += &format!("\nfast path: {}\n", yes_no(plan.fast_path.is_met));
+    for condition in unmet {
+        text += &format!("  not {}: {}\n", condition.name, condition.found);
+    }
     text
+}
+
+fn yes_no(yes: bool) -> &'static str {
+    if yes { "yes" } else { "no" }
+}
+
+fn line(name: &str, bytes: u64, more: &str) -> String {
+    let bytes = Bytes(bytes).to_string();
+    format!("{name:<11}{bytes:>12}  {more}")
+        .trim_end()
+        .to_owned()
+        + "\n"
+}
+
+/// Bytes by class.
+fn describe_bytes(plan: &PlanReport) -> String {
+    let (bytes, weights) = (&plan.bytes, &plan.weights);
+    let resident = match weights.active {
+        Resident::Native => "native",
+        Resident::Bf16 => "bf16",
+    };
+    [
+        line(
+            "weights",
+            bytes.weights,
+            &format!("{resident} ({})", weights.why),
+        ),
+        line("k/v global", bytes.kv_global, ""),
+        line("k/v rings", bytes.kv_ring, ""),
+        line("inputs", bytes.io, ""),
+        line("graphs", bytes.arena_estimate, "estimate"),
+        line("logits", bytes.logits, ""),
+        line("staging", bytes.staging, ""),
+        line("device", bytes.device_total, "in all"),
+        line("host", bytes.host_total, "beside the device"),
+    ]
+    .concat()
+}
+
+/// Whether it fits.
+fn describe_memory(memory: &MemoryReport) -> String {
+    let answer = memory.fits.map_or("not known", yes_no);
+    let mut text = format!("fits       {answer}");
+    if let Some(why) = &memory.why_not {
+        text += &format!(": {why}");
+    } else if let Some(bytes) = memory.available {
+        text += &format!(": {} available", Bytes(bytes));
+    }
+    if let Some(n) = memory.n_ctx_fitting {
+        text += &format!("; longest context that fits: {n} tokens");
+    }
+    text + "\n"
+}
+
+fn describe_group(group: &ChunkGroup, plan: &PlanReport) -> String {
+    let label = plan.buckets.get(group.bucket).map_or("", |b| &b.label);
+    format!(
+        "  {} x {label}: {} tokens from {}\n",
+        group.n_chunks, group.n_tokens, group.n_past
+    )
 }

@@ -46,61 +46,62 @@ pub struct Args {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Numbers")]
 pub struct Numbers {
-    /// Layers
+    /// Layers [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_layer: Option<u32>,
-    /// Model width
+    /// Model width [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_embd: Option<u32>,
-    /// Query heads
+    /// Query heads [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_head: Option<u32>,
-    /// K/V heads of all layers, or of sliding layers with --n-head-kv-full
+    /// K/V heads of all layers, or of sliding layers with --n-head-kv-full [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_head_kv: Option<u32>,
-    /// K/V heads of global layers
+    /// K/V heads of global layers [default: --n-head-kv, else the preset's]
     #[arg(long, value_name = "N")]
     pub n_head_kv_full: Option<u32>,
-    /// Head width of global layers
+    /// Head width of global layers [default: the preset's]
     #[arg(long, value_name = "N")]
     pub head_dim: Option<u32>,
-    /// Head width of sliding layers
+    /// Head width of sliding layers [default: the preset's]
     #[arg(long, value_name = "N")]
     pub head_dim_swa: Option<u32>,
-    /// Feed-forward width
+    /// Feed-forward width [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_ff: Option<u32>,
-    /// Sliding window in tokens
+    /// Sliding window in tokens [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_swa: Option<u32>,
-    /// Vocabulary size in tokens
+    /// Vocabulary size in tokens [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_vocab: Option<u32>,
-    /// Context length in tokens that the file states
+    /// Context length in tokens that the file states [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_ctx_train: Option<u32>,
-    /// Layers at the end that own no K/V
+    /// Layers at the end that own no K/V [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_shared_kv: Option<u32>,
     /// Sliding (S) and full (F) attention, a letter per layer; repeated when too short
+    /// [default: the preset's]
     #[arg(long, value_name = "LETTERS")]
     pub pattern: Option<String>,
-    /// Width of the per-layer embeddings, 0 for none
+    /// Width of the per-layer embeddings, 0 for none [default: the preset's]
     #[arg(long, value_name = "N")]
     pub ple: Option<u32>,
-    /// Experts, 0 for none
+    /// Experts, 0 for none [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_expert: Option<u32>,
-    /// Experts used per token
+    /// Experts used per token [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_expert_used: Option<u32>,
-    /// Feed-forward width of one expert
+    /// Feed-forward width of one expert [default: the preset's]
     #[arg(long, value_name = "N")]
     pub n_ff_exp: Option<u32>,
-    /// Global layers without a V projection (V = raw K): true or false
+    /// Global layers without a V projection (V = raw K): true or false [default: the preset's]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub k_eq_v: Option<bool>,
-    /// Shared layers with twice the feed-forward width: true or false
+    /// Shared layers with twice the feed-forward width: true or false [default: the preset's]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub wide_shared_ff: Option<bool>,
 }
