@@ -1,6 +1,9 @@
 //! Shared by the integration tests: fixtures, comparison, the device under test.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod op;
+pub mod oracle;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,0 +1,83 @@
+//! Runs a few operations on the CPU through the fence.
+
+use g4prefill::ggml::{
+    Arena, Backend, Block, Device, DeviceChoice, Dims, GgmlError, GraphBuilder, HostMemory, Span,
+    Staging, TensorId, load_backends, read_back,
+};
+use g4prefill::gguf::DType;
+
+/// An input of a graph: type, shape, bytes.
+pub struct Input {
+    pub dtype: DType,
+    pub dims: Dims,
+    pub bytes: Vec<u8>,
+}
+
+pub fn f32s(dims: &[usize], values: &[f32]) -> Input {
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let (dtype, dims) = (DType::F32, Dims::new(dims));
+    Input { dtype, dims, bytes }
+}
+
+pub fn f16s(dims: &[usize], bits: &[u16]) -> Input {
+    let bytes = bits.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let (dtype, dims) = (DType::F16, Dims::new(dims));
+    Input { dtype, dims, bytes }
+}
+
+pub fn i32s(values: &[i32]) -> Input {
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let (dtype, dims) = (DType::I32, Dims::new(&[values.len()]));
+    Input { dtype, dims, bytes }
+}
+
+pub fn cpu(n_threads: usize) -> Backend {
+    load_backends(None).expect("backends");
+    let device = Device::find(DeviceChoice::Cpu).expect("a CPU");
+    Backend::open(device, n_threads).expect("backend")
+}
+
+/// Builds a graph over `inputs`, runs it and returns its F32 result.
+pub fn run(
+    inputs: &[Input],
+    build: impl FnOnce(&mut GraphBuilder, &[TensorId]) -> Result<TensorId, GgmlError>,
+) -> Result<Vec<f32>, GgmlError> {
+    let backend = cpu(1);
+    let mut offsets = Vec::new();
+    let mut total = 0;
+    for input in inputs {
+        offsets.push(total);
+        total = (total + input.bytes.len()).next_multiple_of(256);
+    }
+    let block = Block::allocate(&backend, total, "op inputs")?;
+    let mut b = GraphBuilder::new(64)?;
+    let mut ids = Vec::new();
+    for (input, &offset) in inputs.iter().zip(&offsets) {
+        ids.push(b.input(&block, offset, input.dtype, input.dims, "input")?);
+    }
+    let out = build(&mut b, &ids)?;
+    let n = b.dims(out)?.n_elements();
+    b.output(out)?;
+    let mut arena = Arena::new(&backend)?;
+    let mut graph = b.finish(&mut arena, &backend)?;
+    let mut staging = Staging::new(backend.device(), 1, total, false);
+    staging.upload(&backend, &block, |slot| -> Result<Vec<Span>, GgmlError> {
+        for (input, &offset) in inputs.iter().zip(&offsets) {
+            slot[offset..offset + input.bytes.len()].copy_from_slice(&input.bytes);
+        }
+        let (block_offset, slot_offset, len) = (0, 0, total);
+        Ok(vec![Span {
+            block_offset,
+            slot_offset,
+            len,
+        }])
+    })?;
+    graph.compute(&backend)?;
+    let mut memory = HostMemory::allocate(backend.device(), n * 4, false);
+    read_back(&backend, &graph, out, &mut memory, n * 4)?;
+    Ok(memory
+        .bytes()
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
+        .collect())
+}
