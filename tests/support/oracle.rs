@@ -48,6 +48,9 @@ pub struct Trace {
     /// K (after norm and RoPE) and V (after norm) of the layers that own them, all heads of a
     /// token together.
     pub kv: Vec<Option<(Rows, Rows)>>,
+    /// Of each row the smallest relative lead, over all layers, of the last expert chosen over the
+    /// first one left out. Near zero, rounding decides.
+    pub margins: Vec<f64>,
 }
 
 pub struct Oracle {
@@ -166,11 +169,12 @@ impl Oracle {
             .map(|i| self.per_layer_inputs(tokens[i], x.row(i)))
             .collect();
         let mut kv: Vec<Option<(Rows, Rows)>> = Vec::new();
+        let mut margins = vec![f64::INFINITY; tokens.len()];
         for il in 0..n_layers {
             self.attention(il, &mut x, &mut kv);
             for (i, ple) in ple.iter().enumerate() {
                 let row = x.row_mut(i);
-                self.feed_forward(il, row);
+                margins[i] = margins[i].min(self.feed_forward(il, row));
                 self.per_layer(il, row, ple);
                 if self.has(il, "layer_output_scale.weight") {
                     let scale = f64::from(self.blk(il, "layer_output_scale.weight")[0]);
@@ -187,7 +191,11 @@ impl Oracle {
                 logits.data.extend(self.head(x.row(i)));
             }
         }
-        Trace { logits, kv }
+        Trace {
+            logits,
+            kv,
+            margins,
+        }
     }
 
     fn eps(&self) -> f64 {
@@ -250,13 +258,21 @@ impl Oracle {
     }
 
     fn rotate(&self, l: &LayerConfig, heads: &mut [f64], pos: usize) {
-        assert_eq!(l.n_rot, l.n_embd_head, "Gemma 4 rotates over the whole head");
+        assert_eq!(
+            l.n_rot, l.n_embd_head,
+            "Gemma 4 rotates over the whole head"
+        );
         for head in heads.chunks_exact_mut(l.n_embd_head) {
             if l.is_swa {
                 rope(head, pos, f64::from(self.config.rope_freq_base_swa), None);
             } else {
                 let factors = self.w("rope_freqs.weight");
-                rope(head, pos, f64::from(self.config.rope_freq_base), Some(factors));
+                rope(
+                    head,
+                    pos,
+                    f64::from(self.config.rope_freq_base),
+                    Some(factors),
+                );
             }
         }
     }
@@ -317,7 +333,9 @@ impl Oracle {
         }
     }
 
-    fn feed_forward(&self, il: usize, x: &mut [f64]) {
+    /// Returns the router's margin.
+    fn feed_forward(&self, il: usize, x: &mut [f64]) -> f64 {
+        let mut margin = f64::INFINITY;
         let eps = self.eps();
         let h = norm(x, Some(self.blk(il, "ffn_norm.weight")), eps);
         let gate = mat(self.blk(il, "ffn_gate.weight"), &h);
@@ -326,16 +344,18 @@ impl Oracle {
         let mut cur = mat(self.blk(il, "ffn_down.weight"), &cur);
         if self.config.layers[il].is_moe {
             cur = norm(&cur, Some(self.blk(il, "post_ffw_norm_1.weight")), eps);
-            let experts = self.experts(il, x);
+            let (experts, lead) = self.experts(il, x);
+            margin = lead;
             let weight = self.blk(il, "post_ffw_norm_2.weight");
             let experts = norm(&experts, Some(weight), eps);
             cur.iter_mut().zip(experts).for_each(|(c, e)| *c += e);
         }
         let cur = norm(&cur, Some(self.blk(il, "post_ffw_norm.weight")), eps);
         x.iter_mut().zip(cur).for_each(|(x, v)| *x += v);
+        margin
     }
 
-    fn experts(&self, il: usize, x: &[f64]) -> Vec<f64> {
+    fn experts(&self, il: usize, x: &[f64]) -> (Vec<f64>, f64) {
         let c = &self.config;
         let (n_embd, n_ff) = (c.n_embd, c.n_ff_exp);
         let mut router = norm(x, Some(self.blk(il, "ffn_gate_inp.scale")), self.eps());
@@ -345,7 +365,9 @@ impl Oracle {
         let mut order: Vec<usize> = (0..probs.len()).collect();
         // Stable: the lower index wins a tie.
         order.sort_by(|a, b| probs[*b].total_cmp(&probs[*a]));
+        let left_out = order.get(c.n_expert_used).map_or(0.0, |e| probs[*e]);
         order.truncate(c.n_expert_used);
+        let margin = 1.0 - left_out / probs[order[c.n_expert_used - 1]];
         let sum: f64 = order.iter().map(|e| probs[*e]).sum();
         let h = norm(x, Some(self.blk(il, "pre_ffw_norm_2.weight")), self.eps());
         let down = self.blk(il, "ffn_down_exps.weight");
@@ -370,6 +392,6 @@ impl Oracle {
             let weight = probs[e] / sum * scale;
             out.iter_mut().zip(cur).for_each(|(o, v)| *o += weight * v);
         }
-        out
+        (out, margin)
     }
 }
