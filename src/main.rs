@@ -25,15 +25,15 @@ fn main() -> ExitCode {
         Outcome::Done(code) => code,
         Outcome::PipeClosed => ExitCode::SUCCESS,
         Outcome::Interrupted => {
-            eprintln!("g4prefill: interrupted");
+            cli::to_stderr(format_args!("g4prefill: interrupted\n"));
             ExitCode::from(cli::EXIT_INTERRUPTED)
         }
         Outcome::Failed(error) => {
             let causes = cli::error_chain(&error);
-            eprintln!("g4prefill: {}", causes.join(": "));
+            cli::to_stderr(format_args!("g4prefill: {}\n", causes.join(": ")));
             if console.verbose {
                 for cause in causes.iter().skip(1) {
-                    eprintln!("  caused by: {cause}");
+                    cli::to_stderr(format_args!("  caused by: {cause}\n"));
                 }
             }
             ExitCode::from(cli::EXIT_ERROR)
@@ -48,7 +48,9 @@ fn install_interrupt(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
         SignalAction::Exit => std::process::exit(i32::from(cli::EXIT_INTERRUPTED)),
         SignalAction::Wait if quiet => {}
         SignalAction::Wait => {
-            eprintln!("g4prefill: stopping after this chunk; interrupt again to stop at once");
+            cli::to_stderr(format_args!(
+                "g4prefill: stopping after this chunk; interrupt again to stop at once\n"
+            ));
         }
     })?;
     Ok(())

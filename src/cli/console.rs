@@ -10,6 +10,12 @@ use super::{GlobalArgs, Interrupt};
 /// Most redraws of a progress bar per second.
 const REDRAWS_PER_SECOND: u8 = 10;
 
+/// Writes to stderr. A status line that cannot be written is lost, nothing else.
+pub fn to_stderr(text: impl Display) {
+    use std::io::Write as _;
+    let _ = write!(std::io::stderr(), "{text}");
+}
+
 /// Where a command talks to the user, and hears Ctrl-C.
 #[derive(Debug)]
 pub struct Console {
@@ -36,21 +42,21 @@ impl Console {
     /// Something the user should know; the run goes on.
     pub fn warning(&self, text: impl Display) {
         if !self.quiet {
-            eprintln!("g4prefill: warning: {text}");
+            to_stderr(format_args!("g4prefill: warning: {text}\n"));
         }
     }
 
     /// A line about the run, unless `-q`.
     pub fn note(&self, text: impl Display) {
         if !self.quiet {
-            eprintln!("{text}");
+            to_stderr(format_args!("{text}\n"));
         }
     }
 
     /// A line for `-v` only.
     pub fn detail(&self, text: impl Display) {
         if self.verbose {
-            eprintln!("{text}");
+            to_stderr(format_args!("{text}\n"));
         }
     }
 

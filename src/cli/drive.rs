@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::{Console, EngineArgs, Interrupted, Progress, Unit};
+use super::{Console, EngineArgs, Interrupted, Progress, Unit, to_stderr};
 use crate::Error;
 use crate::engine::{
     self, Engine, EngineError, EngineOptions, LoadProgress, Logits, PrefillControl, Rows, Session,
@@ -27,7 +27,7 @@ pub(super) fn show_ggml_log(console: &Console) {
     let (is_quiet, is_verbose) = (console.quiet, console.verbose);
     set_log_sink(move |level, text| {
         if is_verbose || (level >= LogLevel::Warn && !is_quiet) {
-            eprint!("{text}");
+            to_stderr(text);
         }
     });
 }

@@ -31,6 +31,7 @@ const KNOWN: &[(&str, &str)] = &[
         "G4_REQUIRE_GPU",
         "tests: a missing GPU fails instead of skipping",
     ),
+    ("G4_CPU_FEATURES", "build: native, avx2 or all"),
     ("G4_BENCH_MODEL", "tests: GGUF file to measure on a GPU"),
     ("G4_BENCH_N", "tests: prompt lengths to measure, in tokens"),
     ("G4_BENCH_WEIGHTS", "tests: native, or auto when unset"),

@@ -39,6 +39,22 @@ pub struct Args {
     pub json: bool,
 }
 
+/// Refuses an output that would replace the model or the ids.
+fn refuse_own_input(args: &Args) -> anyhow::Result<()> {
+    let Ok(output) = args.output.canonicalize() else {
+        return Ok(());
+    };
+    for input in [&args.model, &args.ids] {
+        if input.canonicalize().is_ok_and(|input| input == output) {
+            return Err(anyhow!(
+                "{}: expected an output that is not an input, found the same file",
+                args.output.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
 #[derive(Debug, Serialize)]
 struct LogitsReport {
     schema_version: u32,
@@ -75,6 +91,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
             ids.len()
         )
     })?;
+    refuse_own_input(args)?;
     let mut out = OutFile::create(&args.output)?;
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let n_vocab = loaded.engine.config().n_vocab;

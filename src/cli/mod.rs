@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-pub use console::{Console, Progress, Unit};
+pub use console::{Console, Progress, Unit, to_stderr};
 pub use engine_args::{DeviceArg, EngineArgs, OnOff, PlaceArg, ReadbackArg, WeightsArg};
 pub use environment::{check_environment, ggml_environment};
 pub use ids::{IdsError, RowsArg, check_ids, parse_ids};

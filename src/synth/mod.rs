@@ -98,6 +98,13 @@ impl Unfinished {
         name.push(target.file_name().unwrap_or_default());
         name.push(format!(".{}.tmp", std::process::id()));
         let path = target.with_file_name(name);
+        // Renaming over a device or a pipe would replace it by a file.
+        if std::fs::metadata(target).is_ok_and(|meta| !meta.is_file()) {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                "expected a new name or a regular file, found something else",
+            ));
+        }
         Ok(Self {
             file: File::create(&path)?,
             path: Some(path),
