@@ -78,7 +78,8 @@ fn prompt(n: usize, n_vocab: u32, seed: u32) -> Vec<u32> {
 fn load_engine(model: &Model, kv: DType, chunk: usize) -> Arc<Engine> {
     let options = EngineOptions {
         device: DeviceChoice::Cpu,
-        n_threads: 2,
+        // One: the tests run side by side, and ggml's threads spin.
+        n_threads: 1,
         chunk,
         n_ctx: 1024,
         kv_type: kv,
@@ -94,7 +95,7 @@ fn llama(model: &Model, kv: DType) -> Llama {
         n_batch: 1024,
         flash_attn: kv != DType::F32,
         kv_type: kv,
-        n_threads: 2,
+        n_threads: 1,
         use_extra_bufts: false,
         swa_full: true,
         ..PeerOptions::default()
@@ -135,12 +136,19 @@ fn elements(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
+/// Judges all rows together and the middle row; of F32 models with experts also the row at nine
+/// tenths: a router margin of 1e-3 flips an expert there, and its row disturbs a few later ones.
 fn judge(label: &str, limit: Limit, a: &[f32], b: &[f32], n: usize, wrong: &mut Vec<String>) {
     let whole = nmse(a, b);
-    let middle = median(&row_nmse(a, b, n));
-    let text = format!("{label}: NMSE {whole:.1e}, median row {middle:.1e}");
+    let mut rows = row_nmse(a, b, n);
+    let middle = median(&rows);
+    rows.sort_by(f64::total_cmp);
+    let high = rows[rows.len() * 9 / 10];
+    let text = format!("{label}: NMSE {whole:.1e}, median row {middle:.1e}, 90 % {high:.1e}");
     println!("{text}");
-    if whole > limit.nmse.nmse(0.0) || middle > limit.median_row.nmse(0.0) || !whole.is_finite() {
+    let median_limit = limit.median_row.nmse(0.0);
+    let is_wide = median_limit <= 1e-5 && high > 10.0 * median_limit;
+    if whole > limit.nmse.nmse(0.0) || middle > median_limit || is_wide || !whole.is_finite() {
         wrong.push(text);
     }
 }
@@ -245,6 +253,9 @@ fn compare(model: &Model, kv: DType, chunks: &[usize]) {
             &mut wrong,
         );
 
+        if chunk == 1 {
+            continue;
+        }
         // The dead-row skip leaves the same caches behind.
         session.reset();
         session
@@ -262,11 +273,16 @@ fn compare(model: &Model, kv: DType, chunks: &[usize]) {
     assert!(wrong.is_empty(), "beyond the limits:\n{}", wrong.join("\n"));
 }
 
+/// Every type of weights with both cache types; single tokens, which take longest, only once.
 fn all_types(preset: &str) {
     let dir = tempfile::tempdir().expect("a folder");
-    for (weights, seed) in [("f32", 1), ("f32", 2), ("bf16", 3), ("q8_0", 4)] {
+    for (weights, seed, f32_chunks) in [
+        ("f32", 1, &[1, 48, 512][..]),
+        ("bf16", 3, &[48]),
+        ("q8_0", 4, &[48]),
+    ] {
         let model = write(dir.path(), preset, weights, seed, false);
-        compare(&model, DType::F32, &[1, 48, 512]);
+        compare(&model, DType::F32, f32_chunks);
         compare(&model, DType::F16, &[64, 2048]);
     }
 }

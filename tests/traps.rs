@@ -139,7 +139,7 @@ fn the_oracle_agrees_with_the_reference() {
     }
 }
 
-/// One attention of `n_q` rows to `n_kv` keys of one K/V head; `is_hidden(row, key)`.
+/// One attention of `n_q` rows to `n_kv` keys of one K/V head, `[d, gqa, n_q]`.
 fn attention(
     d: usize,
     gqa: usize,
@@ -184,24 +184,15 @@ fn t02_fully_hidden_rows_give_zeros_on_the_cpu_and_the_engine_makes_none() {
         (512, 1, 1024),
         (512, 1, 2048),
     ] {
-        let visible = |row: usize| {
-            vec![
-                if row.is_multiple_of(2) {
-                    mask::VISIBLE
-                } else {
-                    mask::HIDDEN
-                };
-                1
-            ]
+        let cell = |key, row| {
+            if key <= row {
+                mask::VISIBLE
+            } else {
+                mask::HIDDEN
+            }
         };
         let open: Vec<u16> = (0..n_q * n_kv)
-            .map(|i| {
-                if i % n_kv <= i / n_kv % n_kv {
-                    visible(0)[0]
-                } else {
-                    visible(1)[0]
-                }
-            })
+            .map(|i| cell(i % n_kv, i / n_kv % n_kv))
             .collect();
         let reference = attention(d, gqa, (n_q, n_kv), &open).expect("attention");
         for hidden in [0..14, n_q - 14..n_q, 16..32, 0..64] {
