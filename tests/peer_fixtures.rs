@@ -26,7 +26,7 @@ fn options(kv: &str, n_ubatch: usize) -> PeerOptions {
         n_ubatch,
         flash_attn: kv == "f16",
         kv_type: if kv == "f16" { DType::F16 } else { DType::F32 },
-        n_threads: 2,
+        n_threads: 1,
         // Plain layouts: the figures must not depend on what the CPU could repack for.
         use_extra_bufts: false,
         ..PeerOptions::default()
