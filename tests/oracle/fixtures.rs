@@ -1,7 +1,6 @@
 //! Reads the reference fixtures: tiny models with the logits of `transformers` in float32.
 //!
-//! The fixtures are not part of this repository. They are looked for in `G4_FIXTURES`, then in
-//! `shared/fixtures` of this folder or of any folder above it.
+//! They lie in `tests/fixtures`; its README says who made them and how.
 
 use std::path::{Path, PathBuf};
 
@@ -62,24 +61,9 @@ impl Fixture {
     }
 }
 
-/// Returns the fixtures' folder; `None` where there is none and none was asked for.
-pub fn dir() -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("G4_FIXTURES").map(PathBuf::from) {
-        assert!(
-            dir.is_dir(),
-            "G4_FIXTURES={} is not a folder",
-            dir.display()
-        );
-        return Some(dir);
-    }
-    let up = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let found = up
-        .map(|dir| dir.join("shared/fixtures"))
-        .find(|dir| dir.is_dir());
-    if found.is_none() {
-        eprintln!("SKIPPED: no shared/fixtures above this package; set G4_FIXTURES");
-    }
-    found
+/// Returns the fixtures' folder.
+pub fn dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
 /// Loads one fixture by name.
