@@ -11,14 +11,16 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use g4prefill::engine::{Engine, EngineOptions, Place, Readback, Rows, Switches, mask};
+use g4prefill::engine::{Engine, EngineOptions, Place, Rows, Switches, mask};
 use g4prefill::ggml::{
     Arena, Backend, Band, Block, Device, DeviceChoice, Dims, GraphBuilder, HostMemory, Span,
     Staging, read_back,
 };
 use g4prefill::gguf::DType;
 use g4prefill::model::weights::WeightsMode;
-use support::{Fixture, argmax, bits, gpu, gpu_options, greedy, load, nmse, prefill};
+use support::{
+    Fixture, argmax, bit_neutral_switches, bits, gpu, gpu_options, greedy, load, nmse, prefill,
+};
 
 fn replays(engine: &Arc<Engine>, session: &g4prefill::engine::Session) -> (u64, u64, u64) {
     let cuda = session
@@ -189,43 +191,7 @@ fn gpu_switches_change_no_bit() {
         };
         let base = run(Switches::default());
         let on = Switches::default();
-        for (label, switches) in [
-            (
-                "replay",
-                Switches {
-                    replay: false,
-                    ..on
-                },
-            ),
-            (
-                "mask",
-                Switches {
-                    mask: Place::Host,
-                    ..on
-                },
-            ),
-            (
-                "ple",
-                Switches {
-                    ple: Place::Host,
-                    ..on
-                },
-            ),
-            (
-                "pregrow",
-                Switches {
-                    pregrow: false,
-                    ..on
-                },
-            ),
-            (
-                "readback",
-                Switches {
-                    readback: Readback::Pageable,
-                    ..on
-                },
-            ),
-        ] {
+        for (label, switches) in bit_neutral_switches() {
             let other = run(switches);
             assert_eq!(
                 bits(&base.data),
@@ -516,43 +482,7 @@ fn gpu_switches_change_no_bit_of_a_large_model() {
         })
     };
     let base = run(on);
-    for (label, switches) in [
-        (
-            "replay",
-            Switches {
-                replay: false,
-                ..on
-            },
-        ),
-        (
-            "mask",
-            Switches {
-                mask: Place::Host,
-                ..on
-            },
-        ),
-        (
-            "ple",
-            Switches {
-                ple: Place::Host,
-                ..on
-            },
-        ),
-        (
-            "pregrow",
-            Switches {
-                pregrow: false,
-                ..on
-            },
-        ),
-        (
-            "readback",
-            Switches {
-                readback: Readback::Pageable,
-                ..on
-            },
-        ),
-    ] {
+    for (label, switches) in bit_neutral_switches() {
         let other = run(switches);
         for (a, b) in base.iter().zip(&other) {
             assert_eq!(bits(a), bits(b), "switch {label}");

@@ -9,12 +9,12 @@
 mod support;
 
 use g4prefill::Error;
-use g4prefill::engine::{
-    CancelToken, EngineError, EngineOptions, Place, PrefillControl, Readback, Rows, Switches,
-};
+use g4prefill::engine::{CancelToken, EngineError, EngineOptions, PrefillControl, Rows, Switches};
 use g4prefill::ggml::GgmlError;
 use g4prefill::gguf::DType;
-use support::{Fixture, bits, cpu_options, load, nmse, prefill, random_tokens};
+use support::{
+    Fixture, bit_neutral_switches, bits, cpu_options, load, nmse, prefill, random_tokens,
+};
 
 fn long_prompt(fixture: &Fixture) -> &[u32] {
     &fixture.cases.last().expect("case").tokens
@@ -151,43 +151,7 @@ fn i8_switches_change_no_bit() {
         let on = Switches::default();
         let (base, counters) = run(on);
         assert_eq!(counters.kv_growths, 0, "pre-grow leaves nothing to grow");
-        for (label, switches) in [
-            (
-                "replay",
-                Switches {
-                    replay: false,
-                    ..on
-                },
-            ),
-            (
-                "mask",
-                Switches {
-                    mask: Place::Host,
-                    ..on
-                },
-            ),
-            (
-                "ple",
-                Switches {
-                    ple: Place::Host,
-                    ..on
-                },
-            ),
-            (
-                "pregrow",
-                Switches {
-                    pregrow: false,
-                    ..on
-                },
-            ),
-            (
-                "readback",
-                Switches {
-                    readback: Readback::Pageable,
-                    ..on
-                },
-            ),
-        ] {
+        for (label, switches) in bit_neutral_switches() {
             let (other, counters) = run(switches);
             assert_eq!(bits(&base.data), bits(&other.data), "{name}: {label}");
             if label == "pregrow" {

@@ -353,14 +353,15 @@ impl Session {
     /// Makes inputs, staging and graphs large enough for all chunks, largest first, so that the
     /// arena has its final size before the first chunk runs.
     fn prepare(&mut self, chunks: &[Chunk]) -> Result<()> {
-        let config = self.engine.config().clone();
+        let engine = Arc::clone(&self.engine);
+        let config = engine.config();
         let options = self.input_options();
         let mut shapes: Vec<BucketShape> = chunks.iter().map(|c| c.bucket).collect();
         shapes.sort_unstable_by_key(|s| std::cmp::Reverse((s.n_tokens, s.n_logit_rows(), s.n_kv)));
         shapes.dedup();
         let layouts: Vec<InputLayout> = shapes
             .iter()
-            .map(|s| InputLayout::new(&config, *s, options))
+            .map(|s| InputLayout::new(config, *s, options))
             .collect();
         let total = layouts.iter().map(|l| l.total_bytes).max().unwrap_or(0);
         if total > self.block.bytes() {

@@ -7,7 +7,9 @@ pub mod oracle;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use g4prefill::engine::{Engine, EngineOptions, Logits, PrefillControl, Rows, Session};
+use g4prefill::engine::{
+    Engine, EngineOptions, Logits, Place, PrefillControl, Readback, Rows, Session, Switches,
+};
 use g4prefill::ggml::{DeviceChoice, devices, load_backends};
 
 /// One prompt of a fixture and what the reference computed for it.
@@ -153,6 +155,48 @@ pub fn gpu(test: &str) -> bool {
     );
     eprintln!("SKIPPED: {test}: no GPU");
     false
+}
+
+/// Each switch that may change no bit (I8), thrown alone.
+pub fn bit_neutral_switches() -> [(&'static str, Switches); 5] {
+    let on = Switches::default();
+    [
+        (
+            "replay",
+            Switches {
+                replay: false,
+                ..on
+            },
+        ),
+        (
+            "mask",
+            Switches {
+                mask: Place::Host,
+                ..on
+            },
+        ),
+        (
+            "ple",
+            Switches {
+                ple: Place::Host,
+                ..on
+            },
+        ),
+        (
+            "pregrow",
+            Switches {
+                pregrow: false,
+                ..on
+            },
+        ),
+        (
+            "readback",
+            Switches {
+                readback: Readback::Pageable,
+                ..on
+            },
+        ),
+    ]
 }
 
 pub fn cpu_options() -> EngineOptions {
