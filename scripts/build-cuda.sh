@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds libggml-cuda.so for this host's GPU beside the program. Needs cmake (3.18 or later), a C++
+# Builds libggml-cuda.so for this host's GPU beside the program, and libg4-cupti.so for profiles where
+# CUPTI's headers are (CUDA's extras/CUPTI). Needs cmake (3.18 or later), a C++
 # compiler and NVIDIA's nvcc; neither cargo nor network.
 #
 #   ./build-cuda.sh
@@ -27,7 +28,13 @@ options=(-DCMAKE_BUILD_TYPE=Release -DG4_STAGED="$PWD/source" -DG4_LIB_DIR="$PWD
 # Not to be mistaken for a part of a git checkout that happens to surround this folder.
 export GIT_CEILING_DIRECTORIES=$PWD/..
 cmake -S . -B build "${generator[@]}" "${options[@]}"
-time cmake --build build --target ggml-cuda --parallel "${JOBS:-$(nproc)}"
+time cmake --build build --target ggml-cuda g4-cupti --parallel "${JOBS:-$(nproc)}"
 times
 cp build/lib/libggml-cuda.so .
 echo "build-cuda: $PWD/libggml-cuda.so"
+if [ -f build/lib/libg4-cupti.so ]; then
+    cp build/lib/libg4-cupti.so .
+    echo "build-cuda: $PWD/libg4-cupti.so"
+else
+    echo "build-cuda: no libg4-cupti.so, since CUPTI's headers are missing: profiles have no GPU part"
+fi

@@ -28,6 +28,7 @@ cp "$out"/staged/ggml/src/ggml-cpu/*.h bundle.new/source/ggml/src/ggml-cpu/
 # A libggml-cuda.so that was built for the same source is kept.
 if [ -f bundle/libggml-cuda.so ] && diff -rq bundle/source bundle.new/source >/dev/null; then
     cp bundle/libggml-cuda.so bundle.new/
+    [ ! -f bundle/libg4-cupti.so ] || cp bundle/libg4-cupti.so bundle.new/
 fi
 rm -rf bundle
 mv bundle.new bundle

@@ -32,4 +32,6 @@ missing=$(comm -23 <(instances $(ls "$staged/$cuda"/template-instances/*.cu | gr
 
 mapfile -t objects < <(sort -u <<<"$files" | sed 's/$/.o/')
 time make --no-print-directory -C "$build/$cuda" -j"$(nproc)" "${objects[@]}"
-echo "cuda-check: ${#objects[@]} files compiled"
+make --no-print-directory -C "$build" g4-cupti
+[ -f "$build/lib/libg4-cupti.so" ] || { echo "cuda-check: libg4-cupti.so was not built" >&2; exit 1; }
+echo "cuda-check: ${#objects[@]} files compiled, and libg4-cupti.so"

@@ -5,11 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=13.0
-if .tools/cuda/bin/nvcc --version 2>/dev/null | grep -q "release $version"; then
+if .tools/cuda/bin/nvcc --version 2>/dev/null | grep -q "release $version" &&
+    [ -f .tools/cuda/include/cupti.h ]; then
     exit 0
 fi
 packages=()
-for name in nvcc nvvm crt runtime cccl; do
+for name in nvcc nvvm crt runtime cccl cupti; do
     prefix=nvidia-cuda-$name
     [ "$name" = nvvm ] && prefix=nvidia-nvvm
     packages+=("$prefix==$version.*")
