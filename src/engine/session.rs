@@ -4,120 +4,28 @@
 //! and, at the end, for the logits. An error or a cancel leaves the session at the end of the last
 //! chunk that was queued completely.
 
+mod outcome;
+mod prepare;
+
+pub use outcome::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress};
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::Result;
-use crate::engine::bucket::{BucketShape, pad_kv};
+use crate::engine::bucket::pad_kv;
 use crate::engine::fill::{FillPlan, fill_small};
-use crate::engine::graph_pool::{GraphPool, PoolCounters};
+use crate::engine::graph_pool::GraphPool;
 use crate::engine::kv_cache::{self, KvCache};
-use crate::engine::options::{Place, Readback};
+use crate::engine::options::Place;
 use crate::engine::plan::{Chunk, Rows, plan};
 use crate::engine::policy::{self, POOL_LIMIT};
 use crate::engine::{Engine, EngineError, PlanReport, ring};
 use crate::ggml::{
-    Arena, Backend, Band, Block, GraphCounters, HostMemory, Span, Staging, read_back,
-    set_abort_context,
+    Arena, Backend, Band, Block, HostMemory, Span, Staging, read_back, set_abort_context,
 };
-use crate::graph::inputs::{InputLayout, InputOptions, MaskSlots, Masks};
-use crate::graph::{BuildParams, VerifyGraph};
-
-/// Stops a prefill between two chunks.
-#[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
-
-impl CancelToken {
-    /// Asks the prefill to stop before its next chunk.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// Whether a stop was asked for.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-/// Where a prefill stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Tokens queued so far in this call.
-    pub processed: usize,
-    /// Tokens of this call.
-    pub total: usize,
-    /// Time since the call began.
-    pub elapsed: Duration,
-}
-
-/// Observes and steers a prefill.
-#[derive(Default)]
-pub struct PrefillControl<'a> {
-    /// Called after each chunk.
-    pub progress: Option<&'a mut dyn FnMut(Progress)>,
-    /// Checked before each chunk.
-    pub cancel: Option<&'a CancelToken>,
-}
-
-/// Logits of the wanted rows.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Logits {
-    /// Vocabulary size.
-    pub n_vocab: usize,
-    /// Wanted rows, ascending, counted from the call's first token.
-    pub rows: Vec<usize>,
-    /// `[n_vocab, rows.len()]`.
-    pub data: Vec<f32>,
-}
-
-impl Logits {
-    /// Logits of the `i`-th wanted row.
-    pub fn row(&self, i: usize) -> Option<&[f32]> {
-        let start = i.checked_mul(self.n_vocab)?;
-        self.data.get(start..start.checked_add(self.n_vocab)?)
-    }
-}
-
-/// What a session did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Chunks run.
-    pub chunks: u64,
-    /// Tokens run, padding excluded.
-    pub tokens: u64,
-    /// Rows run, padding included.
-    pub padded_tokens: u64,
-    /// The graph pool.
-    pub pool: PoolCounters,
-    /// ggml-cuda's graph machinery, on a backend that has our patches.
-    pub cuda: Option<GraphCounters>,
-    /// Bytes uploaded.
-    pub uploaded_bytes: u64,
-    /// Uploads.
-    pub uploads: u64,
-    /// Bytes read back.
-    pub read_bytes: u64,
-    /// Mask bytes filled on the host.
-    pub host_mask_bytes: u64,
-    /// Times the K/V caches grew during a prefill.
-    pub kv_growths: u64,
-    /// Times the host waited for an upload slot.
-    pub slot_waits: u64,
-}
-
-/// Where host time went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostTimes {
-    /// Planning and building graphs.
-    pub build: Duration,
-    /// Filling and queueing inputs.
-    pub inputs: Duration,
-    /// Queueing graphs; on the CPU this is the computation.
-    pub compute: Duration,
-    /// Waiting for logits.
-    pub read_back: Duration,
-}
+use crate::graph::VerifyGraph;
+use crate::graph::inputs::{InputOptions, MaskSlots, Masks};
 
 /// One sequence.
 pub struct Session {
@@ -314,110 +222,6 @@ impl Session {
             self.engine.options().switches.mask,
             self.backend.cuda().is_some(),
         )
-    }
-
-    /// Rows of the linear caches once they hold `n` tokens.
-    fn rows_for(&self, n: usize) -> Result<usize> {
-        self.engine.check_context(n)?;
-        let limit = self.engine.context_limit();
-        let rows = self.kv.n_ctx_rows;
-        Ok(policy::rows_for(rows, self.n_reserve, n, limit))
-    }
-
-    /// Grows the caches so that `n` tokens fit.
-    fn ensure_context(&mut self, n: usize) -> Result<()> {
-        let wanted = self.rows_for(n)?;
-        if wanted == self.kv.n_ctx_rows {
-            return Ok(());
-        }
-        let engine = Arc::clone(&self.engine);
-        self.pool.clear(&self.backend);
-        let options = engine.options();
-        let mut grown = KvCache::allocate(
-            &self.backend,
-            engine.config(),
-            wanted,
-            kv_cache::ring_rows_for(
-                engine.config(),
-                options.chunk,
-                wanted.max(pad_kv(self.n_reserve)),
-            ),
-            options.kv_type,
-        )?;
-        grown.copy_from(&self.kv)?;
-        self.kv = grown;
-        self.counters.kv_growths += 1;
-        Ok(())
-    }
-
-    /// Makes inputs, staging and graphs large enough for all chunks, largest first, so that the
-    /// arena has its final size before the first chunk runs.
-    fn prepare(&mut self, chunks: &[Chunk]) -> Result<()> {
-        let engine = Arc::clone(&self.engine);
-        let config = engine.config();
-        let options = self.input_options();
-        let mut shapes: Vec<BucketShape> = chunks.iter().map(|c| c.bucket).collect();
-        shapes.sort_unstable_by_key(|s| std::cmp::Reverse((s.n_tokens, s.n_logit_rows(), s.n_kv)));
-        shapes.dedup();
-        let layouts: Vec<InputLayout> = shapes
-            .iter()
-            .map(|s| InputLayout::new(config, *s, options))
-            .collect();
-        let total = layouts.iter().map(|l| l.total_bytes).max().unwrap_or(0);
-        if total > self.block.bytes() {
-            self.pool.clear(&self.backend);
-            self.block = Block::allocate(&self.backend, total, "graph inputs")?;
-        }
-        let host_masks = self.host_masks();
-        let slot = |l: &InputLayout| {
-            if host_masks {
-                l.total_bytes
-            } else {
-                l.small_bytes
-            }
-        };
-        let slot_bytes = layouts.iter().map(slot).max().unwrap_or(0);
-        if slot_bytes > self.staging.slot_bytes() {
-            self.backend.synchronize();
-            let n_slots = policy::upload_slots(self.engine.is_cpu(), host_masks);
-            let device = self.backend.device();
-            self.staging = Staging::new(device, n_slots, slot_bytes, !self.engine.is_cpu());
-        }
-        let n_logits = shapes
-            .iter()
-            .map(BucketShape::n_logit_rows)
-            .max()
-            .unwrap_or(0);
-        let logit_bytes = n_logits * config.n_vocab * size_of::<f32>();
-        if logit_bytes > self.logits_memory.bytes().len() {
-            let pinned = self.engine.options().switches.readback == Readback::Pinned;
-            let device = self.backend.device();
-            self.logits_memory = HostMemory::allocate(device, logit_bytes, pinned);
-        }
-        if self.engine.options().switches.replay && shapes.len() <= POOL_LIMIT {
-            // A second round only when placing a graph moved the arena.
-            for _ in 0..2 {
-                for shape in &shapes {
-                    self.build(*shape)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn build(&mut self, shape: BucketShape) -> Result<()> {
-        let options = self.input_options();
-        let engine = Arc::clone(&self.engine);
-        let params = BuildParams {
-            config: engine.config(),
-            weights: engine.weights(),
-            kv: &self.kv.tensors,
-            block: &self.block,
-            options,
-            share_bf16_cast: !engine.is_cpu(),
-        };
-        self.pool
-            .prepare(params, shape, &mut self.arena, &self.backend)
     }
 
     /// Computes `tokens` behind what the session holds and returns the logits of `rows`.
