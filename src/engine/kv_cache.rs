@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::engine::{bucket, ring};
-use crate::ggml::{Backend, Dims, Store, TensorSpec};
+use crate::ggml::{Backend, Device, Dims, Store, TensorSpec};
 use crate::gguf::DType;
 use crate::graph::KvTensors;
 use crate::model::{Config, LayerConfig};
@@ -54,6 +54,42 @@ fn specs(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> 
         .collect()
 }
 
+fn tensors(config: &Config, store: Store, dtype: DType) -> KvTensors {
+    let mut next = 0;
+    let layers = config
+        .layers
+        .iter()
+        .map(|l| {
+            if !l.owns_kv {
+                return None;
+            }
+            let pair = store.id(next).zip(store.id(next + 1));
+            next += 2;
+            pair
+        })
+        .collect();
+    KvTensors {
+        store: Arc::new(store),
+        layers,
+        dtype,
+    }
+}
+
+/// Caches without memory, to ask a device about graphs that read them.
+///
+/// # Errors
+/// A row that is not whole blocks of `dtype`.
+pub fn outline(
+    device: Device,
+    config: &Config,
+    (n_ctx_rows, ring_rows): (usize, usize),
+    dtype: DType,
+) -> Result<KvTensors> {
+    let specs = specs(config, n_ctx_rows, ring_rows, dtype);
+    let store = Store::outline(device, &specs)?;
+    Ok(tensors(config, store, dtype))
+}
+
 /// Bytes of one K row and one V row of a layer together.
 pub fn row_bytes(layer: &LayerConfig, dtype: DType) -> u64 {
     let n = (layer.n_embd_head * layer.n_head_kv) as u64;
@@ -88,26 +124,8 @@ impl KvCache {
         let n_ctx_rows = bucket::pad_kv(n_ctx.max(1));
         let specs = specs(config, n_ctx_rows, ring_rows, dtype);
         let store = Store::allocate(backend, &specs, "K/V caches", true, false)?;
-        let mut next = 0;
-        let layers = config
-            .layers
-            .iter()
-            .map(|l| {
-                if !l.owns_kv {
-                    return None;
-                }
-                let pair = store.id(next).zip(store.id(next + 1));
-                next += 2;
-                pair
-            })
-            .collect();
-        let tensors = KvTensors {
-            store: Arc::new(store),
-            layers,
-            dtype,
-        };
         Ok(Self {
-            tensors,
+            tensors: tensors(config, store, dtype),
             n_ctx_rows,
             ring_rows,
         })

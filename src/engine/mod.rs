@@ -16,6 +16,7 @@ pub mod report;
 pub mod ring;
 pub mod sampler;
 pub mod session;
+pub mod support;
 
 pub use crate::graph::bucket;
 pub use options::{EngineOptions, Place, Readback, Switches};
@@ -29,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::ggml::{Backend, Device, dequantize_row, load_backends};
+use crate::ggml::{Backend, Device, Node, dequantize_row, load_backends};
 use crate::gguf::GgufFile;
 use crate::model::weights::{Weights, WeightsMode, WeightsPlan, tensor};
 use crate::model::{Config, names};
@@ -172,7 +173,8 @@ impl Engine {
     /// Loads a model.
     ///
     /// # Errors
-    /// The file is no readable Gemma-4 model, no such device, out of memory.
+    /// The file is no readable Gemma-4 model, no such device, out of memory, an operation that the
+    /// device does not compute ([`crate::ggml::GgmlError::Unsupported`]).
     ///
     /// # Example
     /// ```no_run
@@ -189,6 +191,16 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Arc<Self>> {
+        Self::load_asking(path, options, progress, &Backend::supports)
+    }
+
+    /// [`Self::load`], asking `supports` about each operation.
+    fn load_asking(
+        path: &Path,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+        supports: &dyn Fn(&Backend, &Node<'_>) -> bool,
+    ) -> Result<Arc<Self>> {
         check_options(&options)?;
         let file = GgufFile::open(path)?;
         let config = Config::from_gguf(&file)?;
@@ -203,6 +215,9 @@ impl Engine {
                 done_bytes: done,
                 total_bytes: total,
             });
+        })?;
+        support::check((&config, &weights), &options, device, &|node| {
+            supports(&backend, node)
         })?;
         Ok(Arc::new(Self {
             options,

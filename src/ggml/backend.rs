@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use super::cuda_ext::CudaExt;
+use super::graph::Node;
 use super::status::{GgmlError, check};
 use super::{callbacks, sys};
 
@@ -316,6 +317,11 @@ impl Backend {
         // buffers it keeps alive, and every node was accepted by supports_op.
         let status = unsafe { sys::ggml_backend_graph_compute_async(self.ptr.as_ptr(), graph) };
         check(status, "graph")
+    }
+
+    /// Whether the device computes this node. Wraps `ggml_backend_supports_op`.
+    pub fn supports(&self, node: &Node<'_>) -> bool {
+        self.supports_op(node.as_ptr())
     }
 
     pub(super) fn supports_op(&self, node: *const sys::ggml_tensor) -> bool {

@@ -26,6 +26,8 @@ pub struct GraphBuilder {
     n_created: usize,
     stores: Vec<Arc<Store>>,
     blocks: Vec<Block>,
+    // Reads an outline: may be asked about, not placed.
+    is_outline: bool,
     context: Context,
 }
 
@@ -57,6 +59,7 @@ impl GraphBuilder {
             n_created: 0,
             stores: Vec::new(),
             blocks: Vec::new(),
+            is_outline: false,
             context,
         })
     }
@@ -111,6 +114,7 @@ impl GraphBuilder {
     /// [`GgmlError::ForeignTensor`] when `id` is not of `store`.
     pub fn import(&mut self, store: &Arc<Store>, id: StoreId) -> Result<TensorId, GgmlError> {
         let ptr = store.pointer(id)?;
+        self.is_outline |= !store.is_allocated();
         if !self.stores.iter().any(|s| Arc::ptr_eq(s, store)) {
             self.stores.push(Arc::clone(store));
         }
@@ -138,10 +142,14 @@ impl GraphBuilder {
         // SAFETY: the header is alive.
         let bytes = unsafe { sys::ggml_nbytes(ptr) };
         super::store::range("input block", offset, bytes, block.bytes())?;
-        // SAFETY: the range lies inside the block; the tensor has no buffer yet.
-        let status =
-            unsafe { sys::ggml_backend_tensor_alloc(block.buffer(), ptr, block.address(offset)) };
-        super::status::check(status, "input placement")?;
+        match block.place(offset) {
+            Some((buffer, address)) => {
+                // SAFETY: the range lies inside the block; the tensor has no buffer yet.
+                let status = unsafe { sys::ggml_backend_tensor_alloc(buffer, ptr, address) };
+                super::status::check(status, "input placement")?;
+            }
+            None => self.is_outline = true,
+        }
         // SAFETY: the header is alive.
         unsafe { sys::ggml_set_input(ptr) };
         self.blocks.push(block.clone());
@@ -184,12 +192,45 @@ impl GraphBuilder {
         self.expand(id)
     }
 
-    /// Places all intermediate results in the arena and closes the graph.
+    /// Asks about every node of the graph and returns how many there are.
     ///
     /// # Errors
-    /// [`GgmlError::Alloc`] when the arena cannot grow; [`GgmlError::Unsupported`] when the
-    /// backend refuses a node and `allow_fallback` is not set.
+    /// [`GgmlError::Unsupported`] with the first node that `supports` refuses; `device` is its
+    /// name in that error.
+    pub fn ask(
+        &self,
+        device: &str,
+        supports: &dyn Fn(&Node<'_>) -> bool,
+    ) -> Result<usize, GgmlError> {
+        let nodes = nodes(self.graph);
+        for &node in &nodes {
+            // SAFETY: nodes of a graph under construction are live headers of the builder.
+            let node = Node(unsafe { &*node });
+            if !supports(&node) {
+                let info = node.info();
+                return Err(GgmlError::Unsupported {
+                    device: device.to_owned(),
+                    op: info.op,
+                    node: info.name,
+                    sources: info.sources.join(", "),
+                    shapes: info.shapes,
+                });
+            }
+        }
+        Ok(nodes.len())
+    }
+
+    /// Asks the backend about every node, places all intermediate results in the arena and closes
+    /// the graph.
+    ///
+    /// # Errors
+    /// [`GgmlError::Unsupported`] when the backend refuses a node, [`GgmlError::Alloc`] when the
+    /// arena cannot grow, [`GgmlError::Unallocated`] when the graph reads an outline.
     pub fn finish(self, arena: &mut Arena, backend: &Backend) -> Result<Graph, GgmlError> {
+        if self.is_outline {
+            return Err(GgmlError::Unallocated);
+        }
+        self.ask(&backend.device().name(), &|node| backend.supports(node))?;
         let generation = arena.place(self.graph)?;
         let mut graph = Graph {
             id: self.id,
@@ -202,10 +243,19 @@ impl GraphBuilder {
             _blocks: self.blocks,
             _context: self.context,
         };
-        graph.check_supported(backend)?;
         graph.fingerprint = graph.compute_fingerprint();
         Ok(graph)
     }
+}
+
+/// Nodes of a live graph, in execution order.
+fn nodes(graph: NonNull<sys::ggml_cgraph>) -> Vec<*mut sys::ggml_tensor> {
+    // SAFETY: the graph is alive.
+    let n = unsafe { sys::ggml_graph_n_nodes(graph.as_ptr()) };
+    (0..n)
+        // SAFETY: the index is below the node count.
+        .map(|i| unsafe { sys::ggml_graph_node(graph.as_ptr(), i) })
+        .collect()
 }
 
 struct ArenaShared {
@@ -333,19 +383,12 @@ impl Graph {
     }
 
     pub(super) fn nodes(&self) -> Vec<*mut sys::ggml_tensor> {
-        (0..self.n_nodes())
-            .map(|i| {
-                let i = i32::try_from(i).unwrap_or(i32::MAX);
-                // SAFETY: the index is below the node count.
-                unsafe { sys::ggml_graph_node(self.graph.as_ptr(), i) }
-            })
-            .collect()
+        nodes(self.graph)
     }
 
     /// Number of nodes.
     pub fn n_nodes(&self) -> usize {
-        // SAFETY: the graph is alive.
-        usize::try_from(unsafe { sys::ggml_graph_n_nodes(self.graph.as_ptr()) }).unwrap_or(0)
+        self.nodes().len()
     }
 
     /// Whether the arena has not moved since this graph was placed.
@@ -355,22 +398,11 @@ impl Graph {
 
     /// Names and operations of all nodes, in execution order.
     pub fn describe(&self) -> Vec<NodeInfo> {
-        self.nodes().into_iter().map(node_info).collect()
-    }
-
-    fn check_supported(&self, backend: &Backend) -> Result<(), GgmlError> {
-        for node in self.nodes() {
-            if !backend.supports_op(node) {
-                let info = node_info(node);
-                return Err(GgmlError::Unsupported {
-                    device: backend.device().name(),
-                    op: info.op,
-                    node: info.name,
-                    shapes: info.shapes,
-                });
-            }
-        }
-        Ok(())
+        self.nodes()
+            .into_iter()
+            // SAFETY: nodes of a live graph are live headers.
+            .map(|node| node_info(unsafe { &*node }))
+            .collect()
     }
 
     /// Hash of everything that ggml-cuda compares before it replays: per node operation, type,
@@ -464,6 +496,27 @@ impl Graph {
     }
 }
 
+/// A node that a device is asked about.
+#[derive(Clone, Copy)]
+pub struct Node<'a>(&'a sys::ggml_tensor);
+
+impl Node<'_> {
+    /// Its name, operation, shapes and operands.
+    pub fn info(&self) -> NodeInfo {
+        node_info(self.0)
+    }
+
+    pub(super) fn as_ptr(&self) -> *const sys::ggml_tensor {
+        self.0
+    }
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.info().fmt(f)
+    }
+}
+
 /// One node, for traces and errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
@@ -495,11 +548,9 @@ fn type_and_dims(t: &sys::ggml_tensor) -> String {
     format!("{name}{:?}", t.ne)
 }
 
-fn node_info(node: *mut sys::ggml_tensor) -> NodeInfo {
-    // SAFETY: nodes of a live graph are live headers.
-    let t = unsafe { &*node };
+fn node_info(t: &sys::ggml_tensor) -> NodeInfo {
     // SAFETY: the header is alive; the result is a static string.
-    let op = text(unsafe { sys::ggml_op_desc(node) });
+    let op = text(unsafe { sys::ggml_op_desc(t) });
     let mut shapes = type_and_dims(t);
     let mut sources = Vec::new();
     for src in t.src.into_iter().filter(|s| !s.is_null()) {

@@ -28,7 +28,7 @@ mod tensor;
 pub use backend::{Backend, Device, DeviceChoice, devices, load_backends};
 pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
 pub use cuda_ext::{Band, CudaExt, GraphCounters};
-pub use graph::{Arena, Graph, GraphBuilder, NodeInfo};
+pub use graph::{Arena, Graph, GraphBuilder, Node, NodeInfo};
 pub use mapping::Mapping;
 pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};

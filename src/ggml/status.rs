@@ -52,8 +52,11 @@ pub enum GgmlError {
         /// Budget in tensors.
         limit: usize,
     },
+    /// Memory that is only described was to be read, written or run with.
+    #[error("the tensors have no memory: an outline can be asked about, not run")]
+    Unallocated,
     /// The backend has no kernel for an operation at this shape.
-    #[error("{device} cannot compute {op} (node {node}): {shapes}")]
+    #[error("{device} cannot compute {op} (node {node} of {sources}): {shapes}")]
     Unsupported {
         /// Device name.
         device: String,
@@ -61,6 +64,8 @@ pub enum GgmlError {
         op: String,
         /// Node name.
         node: String,
+        /// Names of the operands.
+        sources: String,
         /// Operand types and shapes.
         shapes: String,
     },

@@ -198,6 +198,31 @@ impl Store {
         Ok(store)
     }
 
+    /// Headers without memory, to ask a device about graphs over them; nothing of it can run.
+    ///
+    /// # Errors
+    /// [`GgmlError::Shape`] when a row is not whole blocks, [`GgmlError::Alloc`] when the headers
+    /// do not fit.
+    pub fn outline(device: Device, specs: &[TensorSpec]) -> Result<Self, GgmlError> {
+        let context = Context::new(specs.len(), false)?;
+        let tensors = specs
+            .iter()
+            .map(|spec| new_tensor(&context, spec))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            id: NEXT_STORE.fetch_add(1, Ordering::Relaxed),
+            tensors,
+            buffers: Vec::new(),
+            _contexts: vec![context],
+            device,
+        })
+    }
+
+    /// Whether the tensors have memory.
+    pub(super) fn is_allocated(&self) -> bool {
+        self.tensors.is_empty() || !self.buffers.is_empty()
+    }
+
     /// Allocates one buffer for all tensors placed in `slot` and points them into it.
     fn allocate_slot(
         &mut self,
@@ -271,9 +296,13 @@ impl Store {
     /// Bytes of one tensor's data.
     ///
     /// # Errors
-    /// [`GgmlError::ForeignTensor`] for a handle of another store.
+    /// [`GgmlError::ForeignTensor`] for a handle of another store, [`GgmlError::Unallocated`] for
+    /// an outline.
     pub fn tensor_bytes(&self, id: StoreId) -> Result<usize, GgmlError> {
         let tensor = self.pointer(id)?;
+        if !self.is_allocated() {
+            return Err(GgmlError::Unallocated);
+        }
         // SAFETY: the header is alive.
         Ok(unsafe { sys::ggml_nbytes(tensor.as_ptr()) })
     }
@@ -397,8 +426,26 @@ pub struct Block {
 
 struct BlockInner {
     tensor: NonNull<sys::ggml_tensor>,
-    buffer: Buffer,
+    // None: an outline.
+    buffer: Option<Buffer>,
     _context: Context,
+}
+
+impl BlockInner {
+    fn header(bytes: usize) -> Result<Self, GgmlError> {
+        let context = Context::new(1, false)?;
+        let spec = TensorSpec {
+            name: "g4_block".to_owned(),
+            dtype: DType::I8,
+            dims: Dims::new(&[bytes]),
+            only_mul_mat: false,
+        };
+        Ok(Self {
+            tensor: new_tensor(&context, &spec)?,
+            buffer: None,
+            _context: context,
+        })
+    }
 }
 
 // SAFETY: plain memory without thread affinity; see `Store`.
@@ -425,27 +472,25 @@ impl Block {
         let device = backend.device();
         let mut buffer = Buffer::new(device.default_buft(), bytes, what, &device.name())?;
         buffer.fill(0);
-        let context = Context::new(1, false)?;
-        let spec = TensorSpec {
-            name: "g4_block".to_owned(),
-            dtype: DType::I8,
-            dims: Dims::new(&[bytes]),
-            only_mul_mat: false,
-        };
-        let tensor = new_tensor(&context, &spec)?;
+        let mut inner = BlockInner::header(bytes)?;
         // SAFETY: the buffer is alive.
         let base = unsafe { sys::ggml_backend_buffer_get_base(buffer.as_ptr()) };
         // SAFETY: the tensor has exactly the buffer's bytes.
         let status =
-            unsafe { sys::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor.as_ptr(), base) };
+            unsafe { sys::ggml_backend_tensor_alloc(buffer.as_ptr(), inner.tensor.as_ptr(), base) };
         super::status::check(status, "block placement")?;
-        Ok(Self {
-            inner: Arc::new(BlockInner {
-                tensor,
-                buffer,
-                _context: context,
-            }),
-        })
+        inner.buffer = Some(buffer);
+        let inner = Arc::new(inner);
+        Ok(Self { inner })
+    }
+
+    /// A block of `bytes` without memory, to ask a device about graphs that read it.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when the header does not fit.
+    pub fn outline(bytes: usize) -> Result<Self, GgmlError> {
+        let inner = Arc::new(BlockInner::header(bytes)?);
+        Ok(Self { inner })
     }
 
     /// Bytes of the block.
@@ -465,6 +510,9 @@ impl Block {
         data: &[u8],
     ) -> Result<(), GgmlError> {
         range("input upload", offset, data.len(), self.bytes())?;
+        if self.inner.buffer.is_none() {
+            return Err(GgmlError::Unallocated);
+        }
         // SAFETY: the range was checked; the staging ring keeps `data` alive and unchanged.
         unsafe {
             sys::ggml_backend_tensor_set_async(
@@ -481,17 +529,21 @@ impl Block {
     /// Overwrites the whole block with one byte (tests poison it).
     pub fn poison(&self, backend: &Backend, byte: u8) {
         backend.synchronize();
-        // SAFETY: the block is alive and no work is in flight.
-        unsafe { sys::ggml_backend_buffer_clear(self.inner.buffer.as_ptr(), byte) };
+        if let Some(buffer) = &self.inner.buffer {
+            // SAFETY: the block is alive and no work is in flight.
+            unsafe { sys::ggml_backend_buffer_clear(buffer.as_ptr(), byte) };
+        }
     }
 
-    pub(super) fn buffer(&self) -> *mut sys::ggml_backend_buffer {
-        self.inner.buffer.as_ptr()
-    }
-
-    pub(super) fn address(&self, offset: usize) -> *mut std::ffi::c_void {
+    /// Buffer and address of a byte of the block; `None` for an outline.
+    pub(super) fn place(
+        &self,
+        offset: usize,
+    ) -> Option<(*mut sys::ggml_backend_buffer, *mut std::ffi::c_void)> {
+        let buffer = self.inner.buffer.as_ref()?;
         // SAFETY: the buffer is alive.
-        let base = unsafe { sys::ggml_backend_buffer_get_base(self.inner.buffer.as_ptr()) };
-        base.cast::<u8>().wrapping_add(offset).cast()
+        let base = unsafe { sys::ggml_backend_buffer_get_base(buffer.as_ptr()) };
+        let address = base.cast::<u8>().wrapping_add(offset).cast();
+        Some((buffer.as_ptr(), address))
     }
 }

@@ -22,7 +22,7 @@ mod moe;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::ggml::{Arena, Backend, Block, Graph, GraphBuilder, Store, StoreId, TensorId};
+use crate::ggml::{Arena, Backend, Block, Graph, GraphBuilder, Node, Store, StoreId, TensorId};
 use crate::gguf::DType;
 use crate::model::weights::{WeightId, Weights};
 use crate::model::{Config, LayerConfig};
@@ -113,22 +113,48 @@ pub fn build(
     arena: &mut Arena,
     backend: &Backend,
 ) -> Result<VerifyGraph> {
-    let mut b = GraphBuilder::new(tensor_budget(params.config))?;
     let layout = InputLayout::new(params.config, shape, params.options);
-    let inputs = Inputs::declare(&mut b, params.block, &layout)?;
-    let mut e = Emitter {
-        b,
-        p: params,
-        shape,
-        inputs,
-    };
+    let mut e = emitter(params, shape, &layout)?;
     let logits = e.model()?;
     let graph = e.b.finish(arena, backend)?;
     Ok(VerifyGraph {
         graph,
-        inputs,
+        inputs: e.inputs,
         layout,
         logits,
+    })
+}
+
+/// Builds the graph of a bucket without memory, asks about every node and returns how many there
+/// are. Caches and block may be outlines.
+///
+/// # Errors
+/// As [`build`], and [`crate::ggml::GgmlError::Unsupported`] with the first node that `supports`
+/// refuses.
+pub fn ask(
+    params: BuildParams<'_>,
+    shape: BucketShape,
+    device: &str,
+    supports: &dyn Fn(&Node<'_>) -> bool,
+) -> Result<usize> {
+    let layout = InputLayout::new(params.config, shape, params.options);
+    let mut e = emitter(params, shape, &layout)?;
+    e.model()?;
+    Ok(e.b.ask(device, supports)?)
+}
+
+fn emitter<'a>(
+    params: BuildParams<'a>,
+    shape: BucketShape,
+    layout: &InputLayout,
+) -> Result<Emitter<'a>> {
+    let mut b = GraphBuilder::new(tensor_budget(params.config))?;
+    let inputs = Inputs::declare(&mut b, params.block, layout)?;
+    Ok(Emitter {
+        b,
+        p: params,
+        shape,
+        inputs,
     })
 }
 
