@@ -14,5 +14,6 @@ pub mod model;
 pub mod peer;
 pub mod synth;
 pub mod tokenizer;
+pub mod unfinished;
 
 pub use error::{Error, Result};

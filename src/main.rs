@@ -5,20 +5,24 @@
 //! dies of SIGABRT). A closed output pipe counts as success.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use clap::Parser as _;
+use anyhow::Context as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
 
 use g4prefill::cli::{self, Cli, Console, Interrupt, Outcome, SignalAction};
+use g4prefill::unfinished;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::from_command_line() {
         Ok(cli) => cli,
         // Help and version end here with 0, wrong usage with 2.
         Err(error) => error.exit(),
     };
     let interrupt = Interrupt::default();
     let console = Console::new(&cli.global, interrupt.clone());
-    let result = install_interrupt(interrupt, console.quiet)
+    let result = install_signals(interrupt, console.quiet)
         .and_then(|()| cli::check_environment(std::env::vars_os().map(|(name, _)| name)))
         .and_then(|()| cli.run(&console));
     match cli::outcome(result) {
@@ -41,17 +45,39 @@ fn main() -> ExitCode {
     }
 }
 
-/// First Ctrl-C asks the running command to stop between two chunks; the second, or a Ctrl-C
-/// while nothing listens, ends the process at once.
-fn install_interrupt(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
-    ctrlc::set_handler(move || match interrupt.on_signal() {
-        SignalAction::Exit => std::process::exit(i32::from(cli::EXIT_INTERRUPTED)),
-        SignalAction::Wait if quiet => {}
-        SignalAction::Wait => {
-            cli::to_stderr(format_args!(
-                "g4prefill: stopping after this chunk; interrupt again to stop at once\n"
-            ));
+/// First Ctrl-C asks the running command to stop at the next good place; the second, or a Ctrl-C
+/// while nothing listens, ends the process at once. A write beyond the limit on the size of a file
+/// becomes an error of that write instead of an end.
+fn install_signals(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("handle SIGXFSZ")?;
+    // What the parent process ignores for us (nohup, a job in the background) stays ignored.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    let wanted = wanted.filter(|&signal| !cli::is_ignored(&status, signal));
+    let mut signals = Signals::new(wanted).context("handle Ctrl-C")?;
+    let listen = move || {
+        for _ in &mut signals {
+            match interrupt.on_signal() {
+                SignalAction::Exit => exit_now(),
+                SignalAction::Wait(_) if quiet => {}
+                SignalAction::Wait(step) => {
+                    cli::to_stderr(format_args!(
+                        "g4prefill: stopping after {step}; interrupt again to stop at once\n"
+                    ));
+                }
+            }
         }
-    })?;
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(listen)
+        .context("start the thread that hears Ctrl-C")?;
     Ok(())
+}
+
+/// Ends the process while other threads may be anywhere: nothing is unwound, no exit handler runs.
+fn exit_now() -> ! {
+    unfinished::remove_all();
+    cli::to_stderr(format_args!("g4prefill: interrupted\n"));
+    signal_hook::low_level::exit(i32::from(cli::EXIT_INTERRUPTED))
 }

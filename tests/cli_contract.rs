@@ -10,7 +10,7 @@ mod cli_support;
 
 use std::process::Stdio;
 
-use cli_support::{command, g4prefill};
+use cli_support::{command, g4prefill, text, tiny};
 
 #[test]
 fn version_names_the_build_on_stdout() {
@@ -106,6 +106,34 @@ fn misspelt_variable_is_refused_with_the_known_names() {
         "{stderr}"
     );
     assert!(stderr.contains("G4_REPLAY"), "{stderr}");
+    assert!(!stderr.contains("G4_UPDATE_SERIES_HASH"), "{stderr}");
+}
+
+#[test]
+fn negative_number_is_a_wrong_value_and_the_range_is_said() {
+    for args in [
+        &["run", "-m", "a.gguf", "-p", "a", "-n", "-5"][..],
+        &["run", "-m", "a.gguf", "-p", "a", "--top-k", "-5"],
+        &["run", "-m", "a.gguf", "-p", "a", "--temperature", "-5"],
+        &["plan", "-m", "a.gguf", "--n-prompt", "-5"],
+        &["synth", "--preset", "tiny", "-o", "a", "--n-layer", "-5"],
+        &["plan", "-m", "a.gguf", "--n-prompt", "1", "--n-ctx", "-5"],
+    ] {
+        let run = g4prefill(args);
+        run.code(2).says("invalid value '-5'").says("expected a ");
+        assert!(!run.stderr().contains("tip:"), "{}", run.stderr());
+    }
+}
+
+#[test]
+fn path_is_named_once_in_an_error() {
+    for command in ["run", "tokenize"] {
+        let run = g4prefill(&[command, "-m", "/nowhere/m.gguf", "-p", "a"]);
+
+        run.code(2);
+        let n = run.stderr().matches("/nowhere/m.gguf").count();
+        assert_eq!(n, 1, "{}", run.stderr());
+    }
 }
 
 #[test]
@@ -135,4 +163,47 @@ fn closed_stdout_is_success() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(output.stderr, b"");
+}
+
+/// The text of one section of `docs/json.md`.
+fn section(name: &str) -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/json.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let start = format!("\n## `{name}`\n");
+    let (_, rest) = page.split_once(&start).expect("a section of that name");
+    rest.split("\n## ").next().unwrap().to_owned()
+}
+
+#[test]
+fn json_page_lists_every_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ids, made) = (folder.path().join("ids"), folder.path().join("m.gguf"));
+    std::fs::write(&ids, "1 2 3").unwrap();
+    let model = cli_support::model("tiny", "f32");
+    let model = cli_support::text(&model);
+    for (name, run) in [
+        ("run", tiny("run", &["-p", "a", "-n", "2", "--json"])),
+        (
+            "logits",
+            tiny(
+                "logits",
+                &["--ids", text(&ids), "-o", "/dev/null", "--json"],
+            ),
+        ),
+        (
+            "tokenize",
+            g4prefill(&["tokenize", "-m", model, "-p", "a", "--json"]),
+        ),
+        ("inspect", g4prefill(&["inspect", "-m", model, "--json"])),
+        (
+            "synth",
+            g4prefill(&["synth", "--preset", "tiny", "-o", text(&made), "--json"]),
+        ),
+    ] {
+        let (json, section) = (run.code(0).json(), section(name));
+        for field in json.as_object().unwrap().keys() {
+            let is_listed = field == "schema_version" || section.contains(&format!("`{field}`"));
+            assert!(is_listed, "{name}: {field} is not in docs/json.md");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! `g4prefill logits`: the file, the JSON, the rows, and every way to end.
+//! `g4prefill logits`: the file, the JSON, the rows, wrong input.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -8,31 +8,20 @@
 
 mod cli_support;
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::Stdio;
 
 use cli_support::{
-    argmax, command, f32s, g4prefill, g4prefill_with_input, ids_file, model, read_f32, text,
+    argmax, command, f32s, finish_with_input, ids_file, model, names_in, read_f32, text, tiny,
+    tiny_with_input,
 };
 
 const N_VOCAB_BELOW: u32 = 256;
 
 fn logits(folder: &Path, n: u32, more: &[&str]) -> (serde_json::Value, Vec<f32>) {
-    let model = model("tiny", "f32");
     let ids = ids_file(folder, n, N_VOCAB_BELOW);
     let out = folder.join("out.f32");
-    let base = [
-        "logits",
-        "-m",
-        text(&model),
-        "--ids",
-        text(&ids),
-        "-o",
-        text(&out),
-        "--json",
-    ];
-    let run = g4prefill(&[&base[..], &["--device", "cpu"], more].concat());
+    let base = ["--ids", text(&ids), "-o", text(&out), "--json"];
+    let run = tiny("logits", &[&base[..], more].concat());
     run.code(0);
     (run.json(), read_f32(&out))
 }
@@ -106,54 +95,21 @@ fn greedy_without_the_last_row_continues_the_prompt() {
 
 #[test]
 fn ids_come_from_stdin_and_logits_go_to_stdout() {
-    let model = model("tiny", "f32");
-    let args = [
-        "logits",
-        "-m",
-        text(&model),
-        "--ids",
-        "-",
-        "-o",
-        "-",
-        "--device",
-        "cpu",
-    ];
-
-    let run = g4prefill_with_input(&args, b"2 5\n9\n");
+    let run = tiny_with_input("logits", &["--ids", "-", "-o", "-"], b"2 5\n9\n");
 
     run.code(0);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a"), "2 5 9").unwrap();
     let (ids, out) = (folder.path().join("a"), folder.path().join("b"));
-    let args = [
-        "logits",
-        "-m",
-        text(&model),
-        "--ids",
-        text(&ids),
-        "-o",
-        text(&out),
-    ];
-    g4prefill(&[&args[..], &["--device", "cpu"]].concat()).code(0);
+    tiny("logits", &["--ids", text(&ids), "-o", text(&out)]).code(0);
     assert_eq!(f32s(run.stdout_bytes()), read_f32(&out));
 }
 
 #[test]
 fn without_json_stdout_holds_the_greedy_ids_only() {
-    let model = model("tiny", "f32");
-    let args = [
-        "logits",
-        "-m",
-        text(&model),
-        "--ids",
-        "-",
-        "-o",
-        "/dev/null",
-        "--greedy",
-        "2",
-    ];
+    let args = ["--ids", "-", "-o", "/dev/null", "--greedy", "2"];
 
-    let run = g4prefill_with_input(&[&args[..], &["--device", "cpu"]].concat(), b"2 5 9");
+    let run = tiny_with_input("logits", &args, b"2 5 9");
 
     run.code(0);
     let ids: Vec<u32> = run
@@ -166,7 +122,6 @@ fn without_json_stdout_holds_the_greedy_ids_only() {
 
 #[test]
 fn wrong_input_is_two_and_leaves_no_file() {
-    let model = model("tiny", "f32");
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out.f32");
     for (input, more, message) in [
@@ -175,78 +130,29 @@ fn wrong_input_is_two_and_leaves_no_file() {
         ("1 99999999", &[], "at index 1"),
         ("1 2 3", &["--rows", "3"], "row 3"),
         ("1 2 3", &["--n-ctx", "2"], "3 tokens"),
-        ("1 2 3", &["--device", "cuda77"], "cuda77"),
     ] {
-        let args = ["logits", "-m", text(&model), "--ids", "-", "-o", text(&out)];
-        let run = g4prefill_with_input(&[&args[..], more].concat(), input.as_bytes());
+        let args = ["--ids", "-", "-o", text(&out)];
+        let run = tiny_with_input("logits", &[&args[..], more].concat(), input.as_bytes());
 
         run.code(2).says(message);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(names_in(folder.path()), [""; 0]);
         assert_eq!(run.stdout(), "");
     }
 }
 
 #[test]
-fn output_path_that_cannot_be_written_is_found_before_the_model_is_loaded() {
-    let args = [
-        "logits",
-        "-m",
-        "/nowhere/m.gguf",
-        "--ids",
-        "-",
-        "-o",
-        "/nowhere/out.f32",
-    ];
-
-    g4prefill_with_input(&args, b"1 2 3")
-        .code(2)
-        .says("/nowhere/out.f32");
-}
-
-#[test]
-fn interrupt_stops_between_chunks_with_130_and_leaves_no_file() {
+fn device_that_does_not_exist_is_refused_by_name() {
     let model = model("tiny", "f32");
-    let folder = tempfile::tempdir().unwrap();
-    let ids = ids_file(folder.path(), 30_000, N_VOCAB_BELOW);
-    let out = folder.path().join("out.f32");
     let args = [
         "logits",
         "-m",
         text(&model),
         "--ids",
-        text(&ids),
+        "-",
         "-o",
-        text(&out),
-        "-v",
+        "/dev/null",
     ];
-    let mut child = command(&[&args[..], &["--device", "cpu", "--chunk", "64"]].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.starts_with("prefill") {
-        line.clear();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "no prefill line");
-    }
+    let command = command(&[&args[..], &["--device", "cuda77"]].concat());
 
-    let pid = child.id().to_string();
-    assert!(
-        std::process::Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
-
-    let mut rest = String::new();
-    std::io::Read::read_to_string(&mut stderr, &mut rest).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}");
-    assert!(rest.contains("g4prefill: interrupted"), "{rest}");
-    assert_eq!(
-        std::fs::read_dir(folder.path()).unwrap().count(),
-        1,
-        "only the ids are left"
-    );
+    finish_with_input(command, b"1 2 3").code(2).says("cuda77");
 }

@@ -11,29 +11,23 @@ mod cli_support;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use cli_support::{command, g4prefill, g4prefill_with_input, model, text};
+use cli_support::{
+    command, finish_with_input, g4prefill, model, text, tiny, tiny_command, tiny_with_input,
+};
 
 const TEXT: &str = "The old captain counted the boats twice beside the frozen lake.";
 
 #[test]
 fn text_goes_to_stdout_and_the_summary_to_stderr() {
-    let model = model("tiny", "f32");
-    let args = [
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        TEXT,
-        "-n",
-        "8",
-        "--device",
-        "cpu",
-    ];
+    let args = ["-p", TEXT, "-n", "8"];
 
-    let run = g4prefill(&args);
+    let run = tiny("run", &args);
 
-    run.code(0).says("prompt").says("tok/s");
-    let again = g4prefill(&[&args[..], &["-q"]].concat());
+    run.code(0)
+        .says("device: CPU (")
+        .says("prompt: ")
+        .says("tok/s");
+    let again = tiny("run", &[&args[..], &["-q"]].concat());
     again.code(0);
     assert_eq!(again.stdout(), run.stdout());
     assert_eq!(again.stderr(), "");
@@ -41,24 +35,13 @@ fn text_goes_to_stdout_and_the_summary_to_stderr() {
 
 #[test]
 fn file_argument_and_stdin_give_the_same_text() {
-    let model = model("tiny", "f32");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("book.txt");
     std::fs::write(&file, TEXT).unwrap();
-    let base = [
-        "run",
-        "-m",
-        text(&model),
-        "-n",
-        "6",
-        "--device",
-        "cpu",
-        "-q",
-    ];
 
-    let typed = g4prefill(&[&base[..], &["-p", TEXT]].concat());
-    let from_file = g4prefill(&[&base[..], &["-f", text(&file)]].concat());
-    let from_stdin = g4prefill_with_input(&[&base[..], &["-"]].concat(), TEXT.as_bytes());
+    let typed = tiny("run", &["-n", "6", "-p", TEXT]);
+    let from_file = tiny("run", &["-n", "6", "-f", text(&file)]);
+    let from_stdin = tiny_with_input("run", &["-n", "6", "-"], TEXT.as_bytes());
 
     typed.code(0);
     from_file.code(0);
@@ -69,26 +52,20 @@ fn file_argument_and_stdin_give_the_same_text() {
 
 #[test]
 fn json_is_one_object_with_text_and_counters() {
-    let model = model("tiny", "f32");
-    let args = [
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        TEXT,
-        "-n",
-        "5",
-        "--device",
-        "cpu",
-        "--json",
-    ];
-
-    let json = g4prefill(&args).code(0).json();
+    let json = tiny("run", &["-p", TEXT, "-n", "5", "--json"])
+        .code(0)
+        .json();
 
     let n_generated = json["ids"].as_array().unwrap().len() as u64;
     assert_eq!(json["n_generated"], n_generated);
     assert!(n_generated <= 5);
     assert!(json["n_prompt"].as_u64().unwrap() > 3);
+    assert_eq!(json["n_read"], json["n_prompt"]);
+    assert_eq!(json["interrupted"], false);
+    assert_eq!(json["invalid_utf8_at"], serde_json::Value::Null);
+    assert_eq!(json["device"]["name"], "CPU");
+    assert_eq!(json["device"]["backend"], "CPU");
+    assert!(json["device"]["memory_total"].as_u64().unwrap() > 0);
     assert!(json["text"].is_string());
     assert!(
         ["length", "end"].contains(&json["stop"].as_str().unwrap()),
@@ -100,31 +77,10 @@ fn json_is_one_object_with_text_and_counters() {
 
 #[test]
 fn seed_decides_what_is_sampled() {
-    let model = model("tiny", "f32");
-    let base = [
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        TEXT,
-        "-n",
-        "16",
-        "--device",
-        "cpu",
-        "--json",
-    ];
     let sample = |seed: &str| {
-        let more = [
-            "--temperature",
-            "5",
-            "--top-k",
-            "0",
-            "--top-p",
-            "1",
-            "--min-p",
-            "0",
-        ];
-        g4prefill(&[&base[..], &more, &["--seed", seed]].concat())
+        let args = "-n 16 --json --temperature 5 --top-k 0 --top-p 1 --min-p 0 --seed";
+        let args: Vec<&str> = args.split(' ').collect();
+        tiny("run", &[&args[..], &[seed, "-p", TEXT]].concat())
             .code(0)
             .json()["ids"]
             .clone()
@@ -136,59 +92,60 @@ fn seed_decides_what_is_sampled() {
 
 #[test]
 fn prompt_that_does_not_fit_is_refused_with_the_numbers() {
-    let model = model("tiny", "f32");
-
-    let run = g4prefill(&[
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        TEXT,
-        "--n-ctx",
-        "4",
-        "--device",
-        "cpu",
-    ]);
+    let run = tiny("run", &["-p", TEXT, "--n-ctx", "4"]);
 
     run.code(2).says(" 4 ");
     assert_eq!(run.stdout(), "");
 }
 
 #[test]
-fn empty_text_gives_a_result_or_an_error_but_no_crash() {
+fn context_beyond_the_training_is_a_warning_with_both_numbers() {
+    let json = tiny("plan", &["--n-prompt", "10", "--json"]).json();
+    let trained = json["n_ctx"]["trained"].as_u64().unwrap();
+    let beyond = (trained + 1).to_string();
+
+    for (name, more) in [("run", ["-p", "a"]), ("plan", ["--n-prompt", "10"])] {
+        let run = tiny(name, &[&more[..], &["--n-ctx", &beyond]].concat());
+        run.code(0)
+            .says("warning: --n-ctx")
+            .says(&beyond)
+            .says(&format!("trained for {trained} tokens"));
+        let inside = tiny(
+            name,
+            &[&more[..], &["--n-ctx", &trained.to_string()]].concat(),
+        );
+        assert!(!inside.stderr().contains("warning"), "{}", inside.stderr());
+    }
+}
+
+#[test]
+fn empty_text_is_the_first_token_alone_with_a_warning() {
+    let run = tiny("run", &["-p", "", "-n", "1"]);
+
+    run.code(0)
+        .says("warning: the text is empty")
+        .says("prompt: 1 token in 1 chunk, ");
+}
+
+#[test]
+fn text_that_is_no_utf8_is_kept_with_a_warning_and_its_offset() {
     let model = model("tiny", "f32");
+    for (name, more) in [("run", &["-n", "1"][..]), ("tokenize", &[])] {
+        let args = [&[name, "-m", text(&model), "-", "--json"], more].concat();
+        let run = finish_with_input(command(&args), b"caf\xc3\xa9 \xff\xfe b");
 
-    let run = g4prefill(&[
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        "",
-        "-n",
-        "1",
-        "--device",
-        "cpu",
-    ]);
-
-    run.code(0);
+        run.code(0)
+            .says("warning: the text is no UTF-8: byte 6 (from 0) is 0xff");
+        assert_eq!(run.json()["invalid_utf8_at"], 6);
+        let whole = finish_with_input(command(&args), "caf\u{e9} b".as_bytes());
+        assert!(!whole.stderr().contains("warning"), "{}", whole.stderr());
+        assert!(whole.json()["invalid_utf8_at"].is_null());
+    }
 }
 
 #[test]
 fn closed_stdout_is_success() {
-    let model = model("tiny", "f32");
-    let args = [
-        "run",
-        "-m",
-        text(&model),
-        "-p",
-        TEXT,
-        "-n",
-        "200",
-        "--device",
-        "cpu",
-        "-q",
-    ];
-    let mut child = command(&args)
+    let mut child = tiny_command("run", &["-p", TEXT, "-n", "200", "-q"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -203,25 +160,17 @@ fn closed_stdout_is_success() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
+    assert_eq!(output.stderr, b"");
 }
 
 #[test]
 fn plan_lists_chunks_buckets_and_bytes_without_running() {
-    let model = model("tiny", "f32");
-    let args = [
-        "plan",
-        "-m",
-        text(&model),
-        "--n-prompt",
-        "5000",
-        "-n",
-        "10",
-        "--device",
-        "cpu",
-    ];
+    let args = ["--n-prompt", "5000", "-n", "10"];
 
-    let json = g4prefill(&[&args[..], &["--json"]].concat()).code(0).json();
-    let run = g4prefill(&args);
+    let json = tiny("plan", &[&args[..], &["--json"]].concat())
+        .code(0)
+        .json();
+    let run = tiny("plan", &args);
 
     let chunks = json["chunks"].as_array().unwrap();
     let n_tokens: u64 = chunks.iter().map(|c| c["n_tokens"].as_u64().unwrap()).sum();
@@ -292,18 +241,7 @@ fn run_that_does_not_fit_the_memory_is_refused_before_it_starts() {
 
 #[test]
 fn plan_that_does_not_fit_the_context_is_refused() {
-    let model = model("tiny", "f32");
-    let args = [
-        "plan",
-        "-m",
-        text(&model),
-        "--n-prompt",
-        "5000",
-        "--n-ctx",
-        "4096",
-    ];
-
-    g4prefill(&[&args[..], &["--device", "cpu"]].concat())
+    tiny("plan", &["--n-prompt", "5000", "--n-ctx", "4096"])
         .code(2)
         .says("5000")
         .says("4096");

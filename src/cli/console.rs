@@ -71,6 +71,7 @@ impl Console {
             Unit::Tokens => {
                 "{msg} [{bar:30}] {human_pos}/{human_len} tokens  {per_sec}  left {eta}"
             }
+            Unit::Runs => "{msg} [{bar:30}] {pos}/{len} runs  left {eta}",
             Unit::Bytes => "{msg} [{bar:30}] {bytes}/{total_bytes}  {bytes_per_sec}  left {eta}",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -92,6 +93,8 @@ pub enum Unit {
     Tokens,
     /// Bytes read or written.
     Bytes,
+    /// Repetitions of the same work.
+    Runs,
 }
 
 /// A running progress bar, or nothing where none should show. Clears itself when dropped.

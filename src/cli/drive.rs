@@ -1,11 +1,13 @@
 //! Drives the engine for the subcommands: progress on stderr, Ctrl-C between chunks, timings.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use super::report::DeviceReport;
 use super::{Console, EngineArgs, Interrupted, Progress, Unit, to_stderr};
 use crate::Error;
 use crate::engine::{
@@ -35,7 +37,8 @@ pub(super) fn show_ggml_log(console: &Console) {
 /// The engine's options: what was typed, and where ggml's backends are.
 pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
     let mut options = args.to_options()?;
-    options.backend_dir = std::env::var_os(BACKEND_DIR).map(Into::into);
+    let dir = std::env::var_os(BACKEND_DIR).filter(|dir| !dir.is_empty());
+    options.backend_dir = dir.map(Into::into);
     Ok(options)
 }
 
@@ -43,19 +46,43 @@ pub(super) fn options(args: &EngineArgs) -> anyhow::Result<EngineOptions> {
 pub(super) fn load(model: &Path, args: &EngineArgs, console: &Console) -> anyhow::Result<Loaded> {
     let options = options(args)?;
     show_ggml_log(console);
+    let _listening = console.interrupt().listen("this matrix");
     let bar = console.progress("load", 0, Unit::Bytes);
     let start = Instant::now();
     let mut report = |progress: LoadProgress| {
         bar.set_total(progress.total_bytes);
         bar.set(progress.done_bytes);
+        if console.interrupt().is_requested() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     };
-    let engine = Engine::load(model, options, &mut report)
-        .with_context(|| format!("load {}", model.display()))?;
+    let engine = match Engine::load_while(model, options, &mut report) {
+        Err(Error::Engine(EngineError::LoadCancelled { .. })) => return Err(Interrupted.into()),
+        loaded => loaded.with_context(|| format!("load {}", model.display()))?,
+    };
     drop(bar);
+    let config = engine.config();
+    warn_beyond_training(engine.options().n_ctx, config.n_ctx_train, console);
+    console.note(format_args!(
+        "device: {}",
+        DeviceReport::from(engine.device())
+    ));
     Ok(Loaded {
         engine,
         duration: start.elapsed(),
     })
+}
+
+/// Says that a model was not trained for the context that was asked for.
+pub(super) fn warn_beyond_training(n_ctx: usize, n_ctx_train: usize, console: &Console) {
+    if n_ctx > n_ctx_train {
+        console.warning(format_args!(
+            "--n-ctx {n_ctx}: the model was trained for {n_ctx_train} tokens, what it writes \
+             behind them may make no sense"
+        ));
+    }
 }
 
 /// Starts a session with room for a prompt and its continuation, or says why they do not fit. The
@@ -84,7 +111,7 @@ pub(super) fn prefill(
     bar: &Progress,
     console: &Console,
 ) -> anyhow::Result<Logits> {
-    let _listening = console.interrupt().listen();
+    let _listening = console.interrupt().listen("this chunk");
     let before = bar.position();
     let mut progress = |p: engine::Progress| bar.set(before + p.processed as u64);
     let mut control = PrefillControl {

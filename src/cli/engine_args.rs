@@ -7,6 +7,9 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
+pub(super) use super::numbers::at_least_one;
+use super::numbers::whole;
+
 /// Engine options of `run`, `logits`, `plan` and `demo`.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine options")]
@@ -17,8 +20,9 @@ pub struct EngineArgs {
     /// Most prompt tokens computed in one graph run, in tokens
     #[arg(long, value_name = "N", default_value_t = 2048, env = "G4_CHUNK", value_parser = at_least_one)]
     pub chunk: usize,
-    /// Capacity of the K/V cache, in tokens; 0: as much as this run needs
-    #[arg(long, value_name = "N", default_value_t = 0, env = "G4_N_CTX")]
+    /// Capacity of the K/V cache, in tokens; 0: as much as this run needs, up to what the model was
+    /// trained for. A larger number is taken with a warning
+    #[arg(long, value_name = "N", default_value_t = 0, env = "G4_N_CTX", value_parser = whole::<usize>)]
     pub n_ctx: usize,
     /// Type of the K/V cache
     #[arg(long, value_name = "TYPE", default_value = "f16", env = "G4_KV_TYPE",
@@ -35,7 +39,7 @@ pub struct EngineArgs {
     )]
     pub weights: WeightsArg,
     /// Threads of the CPU backend, in threads; 0: one per physical core
-    #[arg(long, value_name = "N", default_value_t = 0, env = "G4_THREADS")]
+    #[arg(long, value_name = "N", default_value_t = 0, env = "G4_THREADS", value_parser = whole::<usize>)]
     pub threads: usize,
     /// Keep the graph of each bucket and run it again instead of building a new one
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = OnOff::On, env = "G4_REPLAY")]
@@ -145,15 +149,6 @@ impl FromStr for DeviceArg {
             _ => text.strip_prefix("cuda").and_then(index),
         }
         .ok_or_else(|| "expected auto, cpu, cuda0, cuda1, ...".to_owned())
-    }
-}
-
-/// Parses a count that must not be zero.
-pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".to_owned()),
-        Ok(n) => Ok(n),
-        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -8,49 +8,42 @@ use clap::CommandFactory as _;
 
 use super::Cli;
 
-/// Our variables that are not the default of an option (those are found in the parser itself).
-const KNOWN: &[(&str, &str)] = &[
-    ("G4_BACKEND_DIR", "folder with ggml's loadable backends"),
-    (
-        "G4_DEFAULT_BACKEND_DIR",
-        "set by the build: where the backends were built",
-    ),
-    ("G4_COMMIT", "set by the build: our commit"),
-    ("G4_CUDA_VERSION", "set by the build: version of nvcc"),
-    ("G4_PATCH_COUNT", "set by the build: patches in the series"),
-    ("G4_PIN", "set by the build: version of the pinned ggml"),
-    (
-        "G4_SERIES_SHA256",
-        "set by the build: hash of the patched tree",
-    ),
-    (
-        "G4_UPDATE_SERIES_HASH",
-        "build: write the new hash of the patched tree",
-    ),
-    (
-        "G4_REQUIRE_GPU",
-        "tests: a missing GPU fails instead of skipping",
-    ),
-    ("G4_CPU_FEATURES", "build: native, avx2 or all"),
-    ("G4_BENCH_MODEL", "tests: GGUF file to measure on a GPU"),
-    ("G4_BENCH_N", "tests: prompt lengths to measure, in tokens"),
-    ("G4_BENCH_WEIGHTS", "tests: native, or auto when unset"),
-    (
-        "G4_REQUIRE_MODEL",
-        "tests: a missing model fails instead of skipping",
-    ),
+/// Variables of a run that are not the default of an option (those are found in the parser itself).
+const RUN: &[&str] = &["G4_BACKEND_DIR"];
+
+/// Variables of build and tests: set in the same shell they do no harm, but no run reads them.
+const BUILD_AND_TESTS: &[&str] = &[
+    "G4_BENCH_MODEL",
+    "G4_BENCH_N",
+    "G4_BENCH_WEIGHTS",
+    "G4_BUILD_RESTARTED",
+    "G4_COMMIT",
+    "G4_CPU_FEATURES",
+    "G4_CUDA_PRUNE",
+    "G4_CUDA_VERSION",
+    "G4_DEFAULT_BACKEND_DIR",
+    "G4_PATCH_COUNT",
+    "G4_PIN",
+    "G4_REQUIRE_GPU",
+    "G4_REQUIRE_MODEL",
+    "G4_ROWS_CHUNK",
+    "G4_ROWS_MODEL",
+    "G4_ROWS_SWITCH",
+    "G4_SERIES_SHA256",
+    "G4_UPDATE_SERIES_HASH",
 ];
 
 /// Refuses a variable that starts with `G4_` and that we do not know: a misspelt switch must not
 /// be silently ignored.
 pub fn check_environment(names: impl Iterator<Item = OsString>) -> anyhow::Result<()> {
-    let mut known: Vec<String> = KNOWN.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut known: Vec<String> = RUN.iter().map(|&name| name.to_owned()).collect();
     collect_option_names(&Cli::command(), &mut known);
     known.sort_unstable();
     known.dedup();
     for name in names {
         let name = name.to_string_lossy();
-        if name.starts_with("G4_") && !known.iter().any(|k| *k == name) {
+        let is_known = known.iter().any(|k| *k == name) || BUILD_AND_TESTS.contains(&name.as_ref());
+        if name.starts_with("G4_") && !is_known {
             anyhow::bail!(
                 "unknown environment variable {name}; known: {}",
                 known.join(", ")
@@ -100,5 +93,17 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("G4_BACKEND_DIR"), "{error}");
+        assert!(error.contains("G4_REPLAY"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_the_build_pass_and_are_not_offered() {
+        assert!(check(&["G4_UPDATE_SERIES_HASH", "G4_CUDA_PRUNE"]).is_ok());
+
+        let error = check(&["G4_BACKEND"]).unwrap_err().to_string();
+
+        for name in BUILD_AND_TESTS {
+            assert!(!error.contains(name), "{name}: {error}");
+        }
     }
 }

@@ -111,7 +111,7 @@ pub fn run(args: &Args, _console: &Console) -> anyhow::Result<ExitCode> {
     let file = GgufFile::open(&args.model).context("cannot open the model")?;
     let report = Report::new(&file);
     let text = if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
+        format!("{}\n", serde_json::to_string(&report)?)
     } else {
         report.to_text()
     };

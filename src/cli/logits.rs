@@ -8,10 +8,15 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow, bail};
 use serde::Serialize;
 
-use super::out_file::OutFile;
-use super::report::{self, BucketReport, ChunkReport, GraphReport, Provenance, SCHEMA_VERSION};
+use super::out_file::{OutFile, is_stdout};
+use super::report::{
+    self, BucketReport, ChunkReport, DeviceReport, GraphReport, Provenance, SCHEMA_VERSION,
+};
 use super::{Console, EngineArgs, Progress, RowsArg, Unit, check_ids, drive, parse_ids, read_file};
 use crate::engine::{Chunk, Logits, Rows, Session};
+
+/// Bytes of one logit.
+const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 
 /// Arguments of `logits`.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,7 +34,7 @@ pub struct Args {
     #[arg(short = 'o', long = "output", value_name = "OUT")]
     pub output: PathBuf,
     /// Continue by the most likely token, this many tokens
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = super::numbers::whole::<usize>)]
     pub greedy: usize,
     /// Engine options.
     #[command(flatten)]
@@ -63,6 +68,7 @@ struct LogitsReport {
     rows: Vec<usize>,
     argmax: Vec<u32>,
     greedy: Vec<u32>,
+    device: DeviceReport,
     chunks: Vec<ChunkReport>,
     buckets: Vec<BucketReport>,
     graphs: GraphReport,
@@ -80,8 +86,11 @@ struct Timing {
 
 /// Runs `logits`.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
-    if args.json && args.output.as_os_str() == "-" {
-        bail!("stdout cannot carry both the logits (-o -) and the report (--json)");
+    if args.json && is_stdout(&args.output) {
+        bail!(
+            "stdout cannot carry both the logits (-o {}) and the report (--json)",
+            args.output.display()
+        );
     }
     let ids = parse_ids(&read_file(&args.ids)?)
         .with_context(|| format!("{}: token ids", args.ids.display()))?;
@@ -96,8 +105,12 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let n_vocab = loaded.engine.config().n_vocab;
     check_ids(&ids, n_vocab).with_context(|| args.ids.display().to_string())?;
+    out.require_room((rows.len() as u64).saturating_mul(n_vocab as u64 * FLOAT_BYTES))?;
     let session = drive::session(&loaded.engine, ids.len(), args.greedy)?;
-    console.detail(format_args!("prefill of {} tokens begins", ids.len()));
+    console.detail(format_args!(
+        "prefill of {} begins",
+        report::count(ids.len(), "token")
+    ));
     let mut work = Work {
         session,
         console,
@@ -121,6 +134,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
         rows,
         argmax,
         greedy,
+        device: DeviceReport::from(loaded.engine.device()),
         chunks,
         buckets,
         graphs: GraphReport::from(&work.session.counters()),
@@ -141,14 +155,14 @@ fn finish(args: &Args, report: &LogitsReport, console: &Console) -> anyhow::Resu
         return Ok(ExitCode::SUCCESS);
     }
     console.note(format_args!(
-        "{} rows of {} logits -> {}; prompt of {} tokens, {}",
-        report.rows.len(),
+        "{} of {} logits -> {}; prompt of {}, {}",
+        report::count(report.rows.len(), "row"),
         report.n_vocab,
         args.output.display(),
-        report.n_prompt,
+        report::count(report.n_prompt, "token"),
         report::describe_speed(report.n_prompt, report.timing_us.prefill)
     ));
-    if args.greedy > 0 && args.output.as_os_str() != "-" {
+    if args.greedy > 0 && !is_stdout(&args.output) {
         report::print_text(&format!("{}\n", join(&report.greedy)))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -14,6 +14,7 @@ mod ids;
 mod inspect;
 mod interrupt;
 pub mod logits;
+mod numbers;
 mod options;
 mod out_file;
 mod outcome;
@@ -29,16 +30,16 @@ mod version;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use console::{Console, Progress, Unit, to_stderr};
 pub use engine_args::{DeviceArg, EngineArgs, OnOff, PlaceArg, ReadbackArg, WeightsArg};
 pub use environment::{check_environment, ggml_environment};
 pub use ids::{IdsError, RowsArg, check_ids, parse_ids};
-pub use interrupt::{Interrupt, Listening, SignalAction};
+pub use interrupt::{Interrupt, Listening, SignalAction, is_ignored};
 pub use outcome::{EXIT_ERROR, EXIT_INTERRUPTED, Interrupted, Outcome, error_chain, outcome};
 pub use sampling_args::SamplingArgs;
-pub use text_source::{TextSource, read_file};
+pub use text_source::{TextSource, check_text, read_file};
 
 /// Fast long-prompt prefill for Gemma-4 GGUF models on ggml.
 #[derive(Debug, Parser)]
@@ -90,6 +91,16 @@ pub enum Command {
 }
 
 impl Cli {
+    /// Parses the command line of this process.
+    ///
+    /// # Errors
+    /// Wrong usage; help and version too, which are no failures.
+    pub fn from_command_line() -> Result<Self, clap::Error> {
+        // A negative number is a wrong value, not an unknown option.
+        let command = Self::command().mut_subcommands(|c| c.allow_negative_numbers(true));
+        Self::from_arg_matches(&command.try_get_matches()?)
+    }
+
     /// Runs the subcommand; the exit code says yes (0) or no (1), anything else is an error.
     pub fn run(&self, console: &Console) -> anyhow::Result<ExitCode> {
         match &self.command {
@@ -106,8 +117,6 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     /// Value names that stand for a number; the help text must say what it counts.

@@ -1,13 +1,23 @@
-//! A result file that appears whole or not at all: written beside its place, then renamed.
+//! Logits on their way out: to a file that appears whole or not at all, to a pipe, to stdout.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Stdout, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+
+use crate::unfinished::{Target, Unfinished};
 
 /// Bytes collected before a write.
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// Names of this process' stdout.
+const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+
+/// Whether an output path means stdout.
+pub fn is_stdout(path: &Path) -> bool {
+    STDOUT.iter().any(|name| path == Path::new(name))
+}
 
 /// Rows of little-endian float32 on their way to a file or to stdout.
 #[derive(Debug)]
@@ -21,29 +31,44 @@ enum Sink {
     Stdout(BufWriter<Stdout>),
     /// What exists and is no regular file (a pipe, `/dev/null`) is written directly.
     Direct(BufWriter<File>),
-    Replacing(BufWriter<File>, Temporary),
+    Replacing(BufWriter<File>, Unfinished),
 }
 
 impl OutFile {
     /// Opens `path` for writing, `-` as stdout: before the work, so that a wrong path costs none.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
-        let describe = || format!("write {}", path.display());
-        let sink = if path == Path::new("-") {
-            Sink::Stdout(BufWriter::with_capacity(BUFFER_BYTES, std::io::stdout()))
-        } else if path.metadata().is_ok_and(|m| !m.is_file()) {
-            let file = OpenOptions::new()
-                .write(true)
-                .open(path)
-                .with_context(describe)?;
-            Sink::Direct(BufWriter::with_capacity(BUFFER_BYTES, file))
-        } else {
-            let (file, temporary) = Temporary::create(path).with_context(describe)?;
-            Sink::Replacing(BufWriter::with_capacity(BUFFER_BYTES, file), temporary)
+        let open = || -> std::io::Result<Sink> {
+            if is_stdout(path) {
+                let writer = BufWriter::with_capacity(BUFFER_BYTES, std::io::stdout());
+                return Ok(Sink::Stdout(writer));
+            }
+            if Target::of(path)? == Target::Stream {
+                let file = OpenOptions::new().write(true).open(path)?;
+                return Ok(Sink::Direct(BufWriter::with_capacity(BUFFER_BYTES, file)));
+            }
+            let unfinished = Unfinished::create(path)?;
+            let file = unfinished.file().try_clone()?;
+            let writer = BufWriter::with_capacity(BUFFER_BYTES, file);
+            Ok(Sink::Replacing(writer, unfinished))
         };
         Ok(Self {
             path: path.to_owned(),
-            sink,
+            sink: open().with_context(|| format!("write {}", path.display()))?,
         })
+    }
+
+    /// Refuses what the file system has no room for.
+    pub fn require_room(&self, n_bytes: u64) -> anyhow::Result<()> {
+        let Sink::Replacing(_, unfinished) = &self.sink else {
+            return Ok(());
+        };
+        if let Some(available) = unfinished.available().filter(|&n| n < n_bytes) {
+            bail!(
+                "write {}: expected room for {n_bytes} bytes, found {available}",
+                self.path.display()
+            );
+        }
+        Ok(())
     }
 
     /// Appends values.
@@ -63,59 +88,14 @@ impl OutFile {
 
     /// Flushes and puts the file in its place.
     pub fn finish(self) -> anyhow::Result<()> {
-        let path = self.path;
         let finished = match self.sink {
             Sink::Stdout(mut writer) => writer.flush(),
             Sink::Direct(mut writer) => writer.flush(),
-            Sink::Replacing(mut writer, temporary) => {
-                writer.flush().and_then(|()| temporary.persist(&path))
+            Sink::Replacing(mut writer, unfinished) => {
+                writer.flush().and_then(|()| unfinished.finish())
             }
         };
-        finished.with_context(|| format!("write {}", path.display()))
-    }
-}
-
-/// A file beside its final place; removed when dropped before it was renamed.
-#[derive(Debug)]
-struct Temporary {
-    path: PathBuf,
-    is_kept: bool,
-}
-
-impl Temporary {
-    fn create(target: &Path) -> std::io::Result<(File, Self)> {
-        let name = target.file_name().ok_or(std::io::ErrorKind::IsADirectory)?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.part", std::process::id()));
-        let path = target.with_file_name(hidden);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path)?;
-        Ok((
-            file,
-            Self {
-                path,
-                is_kept: false,
-            },
-        ))
-    }
-
-    fn persist(mut self, target: &Path) -> std::io::Result<()> {
-        std::fs::rename(&self.path, target)?;
-        self.is_kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // Nothing can be done about a failure here, and an error is already on its way.
-            let _ = std::fs::remove_file(&self.path);
-        }
+        finished.with_context(|| format!("write {}", self.path.display()))
     }
 }
 
@@ -177,5 +157,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
 
         assert!(OutFile::create(folder.path()).is_err());
+    }
+
+    #[test]
+    fn more_than_the_file_system_holds_is_refused_with_both_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = OutFile::create(&folder.path().join("a.f32")).unwrap();
+
+        let error = out.require_room(u64::MAX).unwrap_err().to_string();
+
+        assert!(out.require_room(1).is_ok());
+        assert!(error.contains(&u64::MAX.to_string()), "{error}");
+        assert!(error.contains("a.f32"), "{error}");
+    }
+
+    #[test]
+    fn stdout_has_several_names() {
+        for name in ["-", "/dev/stdout", "/dev/fd/1"] {
+            assert!(is_stdout(Path::new(name)), "{name}");
+        }
+        assert!(!is_stdout(Path::new("./-")));
     }
 }

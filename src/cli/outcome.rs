@@ -49,16 +49,36 @@ pub fn outcome(result: anyhow::Result<ExitCode>) -> Outcome {
 /// The messages of an error and its causes, outermost first, each on one line.
 ///
 /// A cause that the message before it already ends with is dropped: typed errors often print
-/// their source themselves.
+/// their source themselves. So is a path that a cause begins with and the message before it ends
+/// with.
 pub fn error_chain(error: &anyhow::Error) -> Vec<String> {
     let mut messages: Vec<String> = Vec::new();
     for cause in error.chain() {
-        let text = one_line(&cause.to_string());
-        if messages.last().is_none_or(|last| !last.ends_with(&text)) {
+        let mut text = one_line(&cause.to_string());
+        if let Some(last) = messages.last() {
+            text = without_repeat(last, &text).to_owned();
+        }
+        if !text.is_empty() {
             messages.push(text);
         }
     }
     messages
+}
+
+/// The part of `text` that `before` does not end with.
+fn without_repeat<'t>(before: &str, text: &'t str) -> &'t str {
+    if before.ends_with(text) {
+        return "";
+    }
+    match text.split_once(": ") {
+        Some((path, rest)) if path.contains('/') || path.contains('.') => {
+            let is_repeated = before
+                .strip_suffix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with(' '));
+            if is_repeated { rest } else { text }
+        }
+        _ => text,
+    }
 }
 
 /// Control characters (file names may hold any) become spaces.
@@ -82,6 +102,18 @@ mod tests {
             .context("open model");
 
         assert_eq!(error_chain(&error), ["open model", "a.gguf: no such file"]);
+    }
+
+    #[test]
+    fn path_is_not_repeated() {
+        let error = anyhow!("/a/b.gguf: no such file").context("open /a/b.gguf");
+        assert_eq!(error_chain(&error), ["open /a/b.gguf", "no such file"]);
+
+        let other = anyhow!("b.gguf: no such file").context("open a/b.gguf");
+        assert_eq!(
+            error_chain(&other).join(": "),
+            "open a/b.gguf: b.gguf: no such file"
+        );
     }
 
     #[test]

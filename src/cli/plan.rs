@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde::Serialize;
 
-use super::report::{self, Provenance, SCHEMA_VERSION};
+use super::report::{self, Provenance, SCHEMA_VERSION, count};
 use super::{Console, EngineArgs, drive};
 use crate::engine::PlanReport;
 use crate::engine::budget::{Bytes, Resident};
@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = super::engine_args::at_least_one)]
     pub n_prompt: usize,
     /// Tokens to generate behind the prompt, in tokens
-    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 0)]
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 0, value_parser = super::numbers::whole::<usize>)]
     pub n_gen: usize,
     /// Engine options.
     #[command(flatten)]
@@ -47,6 +47,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     drive::show_ggml_log(console);
     let plan = PlanReport::open(&args.model, &options, args.n_prompt, args.n_gen)
         .with_context(|| format!("plan for {}", args.model.display()))?;
+    drive::warn_beyond_training(options.n_ctx, plan.n_ctx.trained, console);
     let fits = plan.memory.fits != Some(false);
     if args.json {
         report::print_json(&Report {
@@ -68,15 +69,25 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
 fn describe(plan: &PlanReport) -> String {
     let n_ctx = &plan.n_ctx;
     let mut text = format!(
-        "device     {}\nprompt     {} tokens, {} generated\ncontext    {} of at most {} ({})\n\n",
-        plan.device.name, plan.n_prompt, plan.n_gen, n_ctx.needed, n_ctx.limit, n_ctx.source
+        "device     {}\nprompt     {}, {} generated\ncontext    {} of at most {} ({})",
+        plan.device.name,
+        count(plan.n_prompt, "token"),
+        plan.n_gen,
+        n_ctx.needed,
+        n_ctx.limit,
+        n_ctx.source
     );
+    text += &if n_ctx.needed > n_ctx.trained {
+        format!("; the model was trained for {}\n\n", n_ctx.trained)
+    } else {
+        "\n\n".to_owned()
+    };
     text += &describe_bytes(plan);
     text += &describe_memory(&plan.memory);
     text += &format!(
-        "\n{} chunks, {} buckets; graphs: {} built, {} captured, {} replayed, {} direct\n",
-        plan.chunks.len(),
-        plan.buckets.len(),
+        "\n{}, {}; graphs: {} built, {} captured, {} replayed, {} direct\n",
+        count(plan.chunks.len(), "chunk"),
+        count(plan.buckets.len(), "bucket"),
         plan.graphs.built,
         plan.graphs.captured,
         plan.graphs.replayed,
@@ -158,7 +169,9 @@ fn describe_memory(memory: &MemoryReport) -> String {
 fn describe_group(group: &ChunkGroup, plan: &PlanReport) -> String {
     let label = plan.buckets.get(group.bucket).map_or("", |b| &b.label);
     format!(
-        "  {} x {label}: {} tokens from {}\n",
-        group.n_chunks, group.n_tokens, group.n_past
+        "  {} x {label}: {} from {}\n",
+        group.n_chunks,
+        count(group.n_tokens, "token"),
+        group.n_past
     )
 }

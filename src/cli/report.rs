@@ -10,7 +10,9 @@ use serde::Serialize;
 
 use crate::engine::Counters;
 use crate::engine::bucket::{BucketShape, Kind};
+use crate::engine::budget::Bytes;
 use crate::engine::plan::Chunk;
+use crate::ggml::Device;
 
 /// Version of every JSON object that this program prints.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -52,6 +54,58 @@ impl BuildReport {
             series_sha256: option_env!("G4_SERIES_SHA256"),
         }
     }
+}
+
+/// The device that computes.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceReport {
+    /// Name, such as `CPU` or `CUDA0`.
+    name: String,
+    /// ggml's backend, such as `CPU` or `CUDA`.
+    backend: String,
+    /// What it is, in the words of its maker.
+    description: String,
+    /// Bytes of memory; null when it does not say.
+    memory_total: Option<u64>,
+    /// Free bytes now.
+    memory_free: Option<u64>,
+}
+
+impl From<Device> for DeviceReport {
+    fn from(device: Device) -> Self {
+        let memory = device.memory();
+        Self {
+            name: device.name(),
+            backend: device.backend_name(),
+            description: device.description(),
+            memory_total: memory.map(|(_, total)| total),
+            memory_free: memory.map(|(free, _)| free),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            name,
+            backend,
+            description,
+            ..
+        } = self;
+        write!(f, "{name} ({description}), backend {backend}")?;
+        match (self.memory_free, self.memory_total) {
+            (Some(free), Some(total)) => {
+                write!(f, ", {} of {} free", Bytes(free), Bytes(total))
+            }
+            _ => write!(f, ", memory not known"),
+        }
+    }
+}
+
+/// `1 token`, `2 tokens`.
+pub fn count(n: usize, what: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{n} {what}{plural}")
 }
 
 /// What every report ends with: where the result comes from.
@@ -178,7 +232,8 @@ impl std::fmt::Display for GraphReport {
         } = self;
         write!(
             f,
-            "{built} built, {captured} captured, {replayed} replayed, {direct} direct, {splits} splits"
+            "{built} built, {captured} captured, {replayed} replayed, {direct} direct, {}",
+            count(usize::try_from(*splits).unwrap_or(usize::MAX), "split")
         )
     }
 }
@@ -191,8 +246,12 @@ pub fn describe_chunks(chunks: &[ChunkReport], buckets: &[BucketReport]) -> Stri
             continue;
         };
         text += &format!(
-            "  chunk {i}: {} tokens at {} in a {} graph of {} tokens, {} cache rows\n",
-            chunk.n_tokens, chunk.n_past, bucket.kind, bucket.n_tokens, bucket.n_kv
+            "  chunk {i}: {} at {} in a {} graph of {}, {}\n",
+            count(chunk.n_tokens, "token"),
+            chunk.n_past,
+            bucket.kind,
+            count(bucket.n_tokens, "token"),
+            count(bucket.n_kv, "cache row")
         );
     }
     text
@@ -257,6 +316,13 @@ mod tests {
             ["body", "tail"]
         );
         assert_eq!(buckets[1].n_out, 1);
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!(count(1, "token"), "1 token");
+        assert_eq!(count(0, "token"), "0 tokens");
+        assert_eq!(count(2, "chunk"), "2 chunks");
     }
 
     #[test]

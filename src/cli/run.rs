@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Serialize;
 
-use super::report::{self, BucketReport, ChunkReport, GraphReport, Provenance, SCHEMA_VERSION};
+use super::report::{
+    self, BucketReport, ChunkReport, DeviceReport, GraphReport, Provenance, SCHEMA_VERSION,
+};
 use super::tokenize::encode_user_message;
-use super::{Console, EngineArgs, Interrupted, Progress, SamplingArgs, TextSource, Unit, drive};
+use super::{
+    Console, EngineArgs, Interrupted, Progress, SamplingArgs, TextSource, Unit, check_text, drive,
+};
 use crate::engine::sampler::{Sampler, SamplerOptions};
 use crate::engine::{Rows, Session};
 use crate::gguf::GgufFile;
@@ -26,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     pub text: TextSource,
     /// Most tokens to generate, in tokens; 0: only read the prompt
-    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 128, value_parser = super::numbers::whole::<usize>)]
     pub n_gen: usize,
     /// Put the text into the model's chat template, as one message of the user
     #[arg(long)]
@@ -49,10 +53,14 @@ pub struct Args {
 struct RunReport {
     schema_version: u32,
     n_prompt: usize,
+    n_read: usize,
     n_generated: usize,
     text: String,
     ids: Vec<u32>,
     stop: Stop,
+    interrupted: bool,
+    invalid_utf8_at: Option<usize>,
+    device: DeviceReport,
     chunks: Vec<ChunkReport>,
     buckets: Vec<BucketReport>,
     graphs: GraphReport,
@@ -84,12 +92,13 @@ struct Timing {
 /// Runs `run`.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let text = args.text.read()?;
+    let invalid_utf8_at = check_text(&text, args.chat, console);
     let start = Instant::now();
     let (tokenizer, ids) = read_prompt(args, &text)?;
     let tokenize = start.elapsed();
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let session = drive::session(&loaded.engine, ids.len(), args.n_gen)?;
-    let chunks = session
+    let mut chunks = session
         .plan(ids.len(), &Rows::Last)
         .context("plan the prompt")?;
     let options = SamplerOptions::from(&args.sampling);
@@ -108,14 +117,20 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     if ended.is_err() && !was_cancelled {
         return ended.map(|()| ExitCode::SUCCESS);
     }
+    let n_read = work.session.n_past().min(ids.len());
+    chunks.retain(|chunk| chunk.n_past + chunk.n_tokens <= n_read);
     let (chunks, buckets) = report::chunk_reports(&chunks);
     let report = RunReport {
         schema_version: SCHEMA_VERSION,
         n_prompt: ids.len(),
+        n_read,
         n_generated: work.made.ids.len(),
         text: work.made.text,
         ids: work.made.ids,
         stop: work.made.stop,
+        interrupted: was_cancelled,
+        invalid_utf8_at,
+        device: DeviceReport::from(loaded.engine.device()),
         chunks,
         buckets,
         graphs: GraphReport::from(&work.session.counters()),
@@ -136,8 +151,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
 
 /// The prompt's token ids, and the tokenizer for what follows.
 fn read_prompt(args: &Args, text: &[u8]) -> anyhow::Result<(Tokenizer, Vec<u32>)> {
-    let describe = || format!("open {}", args.model.display());
-    let file = GgufFile::open(&args.model).with_context(describe)?;
+    let file = GgufFile::open(&args.model).context("open the model")?;
     let tokenizer = Tokenizer::from_gguf(&file).context("read the tokenizer")?;
     let ids = if args.chat {
         let text = String::from_utf8_lossy(text).into_owned();
@@ -188,15 +202,22 @@ struct Work<'a> {
 impl Work<'_> {
     /// Prefills the prompt, then samples until the end; what is done stays when it is interrupted.
     fn produce(&mut self, ids: &[u32], n_gen: usize) -> anyhow::Result<()> {
-        let _listening = self.console.interrupt().listen();
+        let _listening = self.console.interrupt().listen("this token");
         let start = Instant::now();
         let bar = self
             .console
             .progress("prefill", ids.len() as u64, Unit::Tokens);
-        let mut logits = drive::prefill(&mut self.session, ids, &Rows::Last, &bar, self.console)?;
+        self.console.detail(format_args!(
+            "prefill of {} begins",
+            report::count(ids.len(), "token")
+        ));
+        let read = drive::prefill(&mut self.session, ids, &Rows::Last, &bar, self.console);
         drop(bar);
         self.made.prefill = start.elapsed();
+        let mut logits = read?;
         let start = Instant::now();
+        self.console
+            .detail(format_args!("generation of at most {n_gen} begins"));
         let mut decoder = self.tokenizer.decoder();
         let hidden = Progress::hidden();
         self.made.stop = Stop::Length;
@@ -239,18 +260,23 @@ impl Work<'_> {
 /// What happened, for people, on stderr.
 fn summarise(report: &RunReport, console: &Console) {
     let timing = &report.timing_us;
+    let of_all = if report.n_read < report.n_prompt {
+        format!(" of {}", report.n_prompt)
+    } else {
+        String::new()
+    };
     console.note(format_args!(
-        "prompt: {} tokens in {} chunks, {}",
-        report.n_prompt,
-        report.chunks.len(),
-        report::describe_speed(report.n_prompt, timing.prefill)
+        "prompt: {}{of_all} in {}, {}",
+        report::count(report.n_read, "token"),
+        report::count(report.chunks.len(), "chunk"),
+        report::describe_speed(report.n_read, timing.prefill)
     ));
     if report.n_generated > 1 {
         // The first token comes from the prompt's logits.
         let speed = report::describe_speed(report.n_generated - 1, timing.decode);
         console.note(format_args!(
-            "generated: {} tokens, {speed}",
-            report.n_generated
+            "generated: {}, {speed}",
+            report::count(report.n_generated, "token")
         ));
     }
     console.note(format_args!("graphs: {}", report.graphs));

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::numbers::whole;
 use crate::engine::sampler::SamplerOptions;
 
 /// How the next token is chosen.
@@ -12,7 +13,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     pub temperature: f32,
     /// Keep the K most likely tokens, in tokens; 0: all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(long, value_name = "K", default_value_t = 40, value_parser = whole::<usize>)]
     pub top_k: usize,
     /// Keep the most likely tokens that together reach this probability (0 to 1); 1: all
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = probability)]
@@ -21,7 +22,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = probability)]
     pub min_p: f32,
     /// Seed of the random choice, any 64-bit number
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     pub seed: u64,
 }
 

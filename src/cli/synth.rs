@@ -4,9 +4,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use super::numbers::whole;
+use super::out_file::is_stdout;
 use super::{Console, Interrupted, Unit};
 use crate::synth::{self, Spec, Summary, SynthError, WeightType};
 
@@ -23,13 +25,13 @@ pub struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = weight_type)]
     pub weight_type: WeightType,
     /// Seed of the weights, any number
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     pub seed: u64,
     /// File to write
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// Number of threads [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub threads: Option<usize>,
     /// Print one JSON object on stdout
     #[arg(long)]
@@ -47,56 +49,56 @@ pub struct Args {
 #[command(next_help_heading = "Numbers")]
 pub struct Numbers {
     /// Layers [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_layer: Option<u32>,
     /// Model width [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_embd: Option<u32>,
     /// Query heads [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_head: Option<u32>,
     /// K/V heads of all layers, or of sliding layers with --n-head-kv-full [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_head_kv: Option<u32>,
     /// K/V heads of global layers [default: --n-head-kv, else the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_head_kv_full: Option<u32>,
     /// Head width of global layers [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub head_dim: Option<u32>,
     /// Head width of sliding layers [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub head_dim_swa: Option<u32>,
     /// Feed-forward width [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_ff: Option<u32>,
     /// Sliding window in tokens [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_swa: Option<u32>,
     /// Vocabulary size in tokens [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_vocab: Option<u32>,
     /// Context length in tokens that the file states [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_ctx_train: Option<u32>,
     /// Layers at the end that own no K/V [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_shared_kv: Option<u32>,
     /// Sliding (S) and full (F) attention, a letter per layer; repeated when too short
     /// [default: the preset's]
     #[arg(long, value_name = "LETTERS")]
     pub pattern: Option<String>,
     /// Width of the per-layer embeddings, 0 for none [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub ple: Option<u32>,
     /// Experts, 0 for none [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_expert: Option<u32>,
     /// Experts used per token [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_expert_used: Option<u32>,
     /// Feed-forward width of one expert [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     pub n_ff_exp: Option<u32>,
     /// Global layers without a V projection (V = raw K): true or false [default: the preset's]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -129,7 +131,7 @@ pub struct Storage {
     #[arg(long)]
     pub array_metadata: bool,
     /// Number of shards, named FILE-00001-of-0000N.gguf
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>)]
     pub split: u32,
 }
 
@@ -161,6 +163,12 @@ struct Report<'a> {
 
 /// Writes the model and prints what was written.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
+    if is_stdout(&args.output) {
+        bail!(
+            "expected the name of a file for --output, found {}: a model is written out of order",
+            args.output.display()
+        );
+    }
     let spec = spec(args)?;
     let n_threads = match args.threads {
         Some(n) => n.clamp(1, 1024),
@@ -201,11 +209,12 @@ fn write(
     n_threads: usize,
     console: &Console,
 ) -> anyhow::Result<Summary> {
-    let _listening = console.interrupt().listen();
+    let _listening = console.interrupt().listen("removing the unfinished file");
     let bar = console.progress("writing", 0, Unit::Bytes);
     let mut is_first = true;
     let result = synth::write(spec, output, n_threads, &mut |progress| {
         if std::mem::take(&mut is_first) {
+            console.detail(format_args!("writing {} bytes", progress.n_bytes));
             bar.set_total(progress.n_bytes);
         }
         bar.set(progress.n_done);

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 
+use super::Console;
+
 /// Exactly one source of text.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
@@ -15,7 +17,7 @@ pub struct TextSource {
     /// Read the text from this file; `-` is stdin
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// The text itself
+    /// The text itself; an empty one leaves the token that begins a sequence, with a warning
     #[arg(
         short = 'p',
         long = "prompt",
@@ -50,6 +52,25 @@ pub fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
         return Ok(bytes);
     }
     std::fs::read(path).with_context(|| format!("read {}", path.display()))
+}
+
+/// Warns of a text that is empty or no UTF-8; returns the offset in bytes of the first byte that
+/// is none. With a chat template the text must be UTF-8, else it need not.
+pub fn check_text(text: &[u8], is_chat: bool, console: &Console) -> Option<usize> {
+    if text.is_empty() {
+        console.warning("the text is empty");
+    }
+    let offset = std::str::from_utf8(text).err()?.valid_up_to();
+    let done = if is_chat {
+        "replaced by U+FFFD, with all like it"
+    } else {
+        "kept as it is, by a byte token"
+    };
+    console.warning(format_args!(
+        "the text is no UTF-8: byte {offset} (from 0) is {:#04x}; {done}",
+        text.get(offset).copied().unwrap_or_default()
+    ));
+    Some(offset)
 }
 
 #[cfg(test)]

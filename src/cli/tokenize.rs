@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use super::{Console, TextSource};
+use super::{Console, TextSource, check_text};
 use crate::gguf::GgufFile;
 use crate::tokenizer::{ChatTemplate, EncodeOptions, Message, Tokenizer};
 
@@ -31,7 +31,7 @@ pub struct Args {
     /// Read the names of special tokens in the text as those tokens
     #[arg(long, conflicts_with = "chat")]
     pub parse_special: bool,
-    /// Print one JSON object: schema_version, n_tokens, ids
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -42,6 +42,7 @@ struct Report<'a> {
     schema_version: u32,
     n_tokens: usize,
     ids: &'a [u32],
+    invalid_utf8_at: Option<usize>,
 }
 
 /// Encodes the text and prints its ids.
@@ -51,21 +52,28 @@ struct Report<'a> {
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let file = GgufFile::open(&args.model).context("open the model")?;
     let tokenizer = Tokenizer::from_gguf(&file).context("load the tokenizer")?;
+    let text = args.text.read()?;
+    let invalid_utf8_at = check_text(&text, args.chat, console);
     let ids = if args.chat {
-        let text = String::from_utf8_lossy(&args.text.read()?).into_owned();
+        let text = String::from_utf8_lossy(&text).into_owned();
         encode_user_message(&file, &tokenizer, text)?
     } else {
         let options = EncodeOptions {
             add_bos: !args.no_bos,
             parse_special: args.parse_special,
         };
-        let text = args.text.read()?;
         tokenizer
             .encode(&text, options)
             .context("encode the text")?
     };
     console.detail(format_args!("{} tokens", ids.len()));
-    print(&ids, args.json, std::io::stdout().lock()).context("write the token ids")?;
+    let report = Report {
+        schema_version: SCHEMA_VERSION,
+        n_tokens: ids.len(),
+        ids: &ids,
+        invalid_utf8_at,
+    };
+    print(&report, args.json, std::io::stdout().lock()).context("write the token ids")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -96,17 +104,12 @@ pub fn encode_user_message(
         .context("encode the conversation")
 }
 
-fn print(ids: &[u32], json: bool, out: impl Write) -> std::io::Result<()> {
+fn print(report: &Report<'_>, json: bool, out: impl Write) -> std::io::Result<()> {
     let mut out = BufWriter::new(out);
     if json {
-        let report = Report {
-            schema_version: SCHEMA_VERSION,
-            n_tokens: ids.len(),
-            ids,
-        };
-        serde_json::to_writer(&mut out, &report)?;
+        serde_json::to_writer(&mut out, report)?;
     } else {
-        for (i, id) in ids.iter().enumerate() {
+        for (i, id) in report.ids.iter().enumerate() {
             write!(out, "{}{id}", if i > 0 { " " } else { "" })?;
         }
     }
@@ -132,7 +135,13 @@ mod tests {
 
     fn printed(ids: &[u32], json: bool) -> String {
         let mut out = Vec::new();
-        print(ids, json, &mut out).unwrap();
+        let report = Report {
+            schema_version: SCHEMA_VERSION,
+            n_tokens: ids.len(),
+            ids,
+            invalid_utf8_at: None,
+        };
+        print(&report, json, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -158,7 +167,8 @@ mod tests {
 
     #[test]
     fn json_begins_with_the_schema_version() {
-        let expected = "{\"schema_version\":1,\"n_tokens\":2,\"ids\":[2,9259]}\n";
+        let expected =
+            "{\"schema_version\":1,\"n_tokens\":2,\"ids\":[2,9259],\"invalid_utf8_at\":null}\n";
         assert_eq!(printed(&[2, 9259], true), expected);
     }
 }

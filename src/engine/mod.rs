@@ -25,7 +25,7 @@ pub use policy::DeviceTraits;
 pub use report::PlanReport;
 pub use session::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Session};
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -87,6 +87,14 @@ pub enum EngineError {
         processed: usize,
         /// Tokens asked for.
         total: usize,
+    },
+    /// The caller asked to stop the load.
+    #[error("cancelled after {done_bytes} of {total_bytes} bytes of weights")]
+    LoadCancelled {
+        /// Bytes uploaded.
+        done_bytes: u64,
+        /// Bytes in total.
+        total_bytes: u64,
     },
     /// An option is out of range.
     #[error("{option}: expected {expected}, found {found}")]
@@ -191,14 +199,30 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Arc<Self>> {
+        Self::load_while(path, options, &mut |p| {
+            progress(p);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Loads a model as long as `progress`, called before the first and after each matrix, says to
+    /// go on.
+    ///
+    /// # Errors
+    /// As [`Engine::load`]; [`EngineError::LoadCancelled`] when `progress` breaks.
+    pub fn load_while(
+        path: &Path,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
+    ) -> Result<Arc<Self>> {
         Self::load_asking(path, options, progress, &Backend::supports)
     }
 
-    /// [`Self::load`], asking `supports` about each operation.
+    /// [`Self::load_while`], asking `supports` about each operation.
     fn load_asking(
         path: &Path,
         options: EngineOptions,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
         supports: &dyn Fn(&Backend, &Node<'_>) -> bool,
     ) -> Result<Arc<Self>> {
         check_options(&options)?;
@@ -210,12 +234,24 @@ impl Engine {
         let backend = Backend::open(device, options.n_threads)?;
         let traits = DeviceTraits::of(&backend);
         let (plan, choice) = choose_weights(&file, &config, options.weights, &traits)?;
-        let weights = plan.load(&file, &backend, options.n_threads, &mut |done, total| {
-            progress(LoadProgress {
-                done_bytes: done,
-                total_bytes: total,
+        let mut report = |done_bytes, total_bytes| {
+            let progress = progress(LoadProgress {
+                done_bytes,
+                total_bytes,
             });
-        })?;
+            if progress.is_continue() {
+                return ControlFlow::Continue(());
+            }
+            let cancelled = EngineError::LoadCancelled {
+                done_bytes,
+                total_bytes,
+            };
+            ControlFlow::Break(cancelled.into())
+        };
+        if let ControlFlow::Break(error) = report(0, plan.bytes()) {
+            return Err(error);
+        }
+        let weights = plan.load(&file, &backend, options.n_threads, &mut report)?;
         support::check((&config, &weights), &options, device, &|node| {
             supports(&backend, node)
         })?;

@@ -97,6 +97,8 @@ pub struct ContextReport {
     pub limit: usize,
     /// Where the limit comes from.
     pub source: &'static str,
+    /// What the model was trained for; behind it, results may make no sense.
+    pub trained: usize,
 }
 
 /// The device.
@@ -372,6 +374,7 @@ impl PlanReport {
                 ring_rows: course.ring_rows,
                 limit,
                 source,
+                trained: config.n_ctx_train,
             },
             device: DeviceReport {
                 name: device.name.clone(),

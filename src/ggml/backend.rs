@@ -10,6 +10,12 @@ use super::graph::Node;
 use super::status::{GgmlError, check};
 use super::{callbacks, sys};
 
+/// Backends that are loaded: name in the library's file name, name in ggml's registry.
+const BACKENDS: [(&str, &str); 2] = [("cpu", "CPU"), ("cuda", "CUDA")];
+
+/// Most names of a folder that an error repeats.
+const SHOWN_ENTRIES: usize = 5;
+
 /// Which device the caller asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
@@ -76,16 +82,20 @@ fn registered(name: &str) -> bool {
     !unsafe { sys::ggml_backend_reg_by_name(name.as_ptr()) }.is_null()
 }
 
+fn load_file(file: &Path) {
+    if let Some(path) = file.to_str().and_then(|p| CString::new(p).ok()) {
+        // SAFETY: the path is NUL-terminated; the library is one of ours or the user's choice.
+        unsafe { sys::ggml_backend_load(path.as_ptr()) };
+    }
+}
+
 fn load_from(dir: &Path, file_name: &str, reg_name: &str) {
     let files = backend_files(dir, file_name);
     if files.is_empty() || registered(reg_name) {
         return;
     }
     if let [file] = files.as_slice() {
-        if let Some(path) = file.to_str().and_then(|p| CString::new(p).ok()) {
-            // SAFETY: the path is NUL-terminated; the library is one of ours or the user's choice.
-            unsafe { sys::ggml_backend_load(path.as_ptr()) };
-        }
+        load_file(file);
     } else if let Some(path) = dir.to_str().and_then(|p| CString::new(p).ok()) {
         // Several variants: ggml scores them for this machine and takes the best.
         // SAFETY: the path is NUL-terminated and only read.
@@ -93,11 +103,68 @@ fn load_from(dir: &Path, file_name: &str, reg_name: &str) {
     }
 }
 
+/// Loads from the folder that the caller named. A library of it that cannot be used is an error:
+/// falling back to another one would hide it.
+fn load_from_named(dir: &Path) -> Result<(), GgmlError> {
+    let wrong = |expected: String, found: String| GgmlError::BackendDir {
+        dir: dir.display().to_string(),
+        expected,
+        found,
+    };
+    let entries =
+        std::fs::read_dir(dir).map_err(|error| wrong("a folder".to_owned(), error.to_string()))?;
+    let mut n_files = 0;
+    for (file_name, reg_name) in BACKENDS {
+        let files = backend_files(dir, file_name);
+        n_files += files.len();
+        if files.is_empty() || registered(reg_name) {
+            continue;
+        }
+        callbacks::take_last_error();
+        load_from(dir, file_name, reg_name);
+        if files.len() > 1 && !registered(reg_name) {
+            // Variants are tried without a word: once more for the reason.
+            files.iter().for_each(|file| load_file(file));
+        }
+        if !registered(reg_name) {
+            let reason = callbacks::take_last_error()
+                .unwrap_or_else(|| "one that does not support this machine".to_owned());
+            let library =
+                format!("libggml-{file_name}*.so to be a {reg_name} backend for this ggml");
+            return Err(wrong(library, reason));
+        }
+    }
+    if n_files == 0 {
+        return Err(wrong(
+            "libggml-cpu*.so or libggml-cuda*.so".to_owned(),
+            describe_entries(entries),
+        ));
+    }
+    Ok(())
+}
+
+/// The first names of a folder.
+fn describe_entries(entries: std::fs::ReadDir) -> String {
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    let n_more = names.len().saturating_sub(SHOWN_ENTRIES);
+    names.truncate(SHOWN_ENTRIES);
+    match (names.is_empty(), n_more) {
+        (true, _) => "an empty folder".to_owned(),
+        (false, 0) => names.join(", "),
+        (false, n) => format!("{} and {n} more", names.join(", ")),
+    }
+}
+
 /// Loads the backend libraries: from `dir`, else from beside the executable, else from where the
 /// build left them. Safe to call again; a backend is registered once.
 ///
 /// # Errors
-/// [`GgmlError::NoBackend`] when no CPU backend was found.
+/// [`GgmlError::NoBackend`] when no CPU backend was found, [`GgmlError::BackendDir`] when `dir` has
+/// none or one that cannot be used.
 pub fn load_backends(dir: Option<&Path>) -> Result<(), GgmlError> {
     static LOADING: Mutex<()> = Mutex::new(());
     let _guard = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,9 +174,13 @@ pub fn load_backends(dir: Option<&Path>) -> Result<(), GgmlError> {
         dirs.extend(exe.parent().map(Path::to_path_buf));
     }
     dirs.extend(option_env!("G4_DEFAULT_BACKEND_DIR").map(PathBuf::from));
+    if let Some(dir) = dir {
+        load_from_named(dir)?;
+    }
     for dir in &dirs {
-        load_from(dir, "cpu", "CPU");
-        load_from(dir, "cuda", "CUDA");
+        for (file_name, reg_name) in BACKENDS {
+            load_from(dir, file_name, reg_name);
+        }
     }
     if registered("CPU") {
         return Ok(());
@@ -161,6 +232,14 @@ impl Device {
     pub fn name(&self) -> String {
         // SAFETY: the device is registered and lives for the process.
         to_text(unsafe { sys::ggml_backend_dev_name(self.0.as_ptr()) })
+    }
+
+    /// Name of its backend, such as `CPU` or `CUDA`. Wraps `ggml_backend_reg_name`.
+    pub fn backend_name(&self) -> String {
+        // SAFETY: the device is registered.
+        let reg = unsafe { sys::ggml_backend_dev_backend_reg(self.0.as_ptr()) };
+        // SAFETY: the registry entry lives for the process.
+        to_text(unsafe { sys::ggml_backend_reg_name(reg) })
     }
 
     /// Human-readable description. Wraps `ggml_backend_dev_description`.

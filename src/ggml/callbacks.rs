@@ -11,6 +11,7 @@ use super::sys;
 type Sink = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
+static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
 static ABORT_CONTEXT: Mutex<String> = Mutex::new(String::new());
 
 /// Severity of a log line.
@@ -38,6 +39,12 @@ pub fn set_abort_context(text: &str) {
     context.push_str(text);
 }
 
+/// Takes ggml's last line of level [`LogLevel::Error`]: its reason where a call only says no.
+pub(super) fn take_last_error() -> Option<String> {
+    let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
+    last.take()
+}
+
 fn text_of(ptr: *const c_char) -> String {
     if ptr.is_null() {
         return String::new();
@@ -57,6 +64,10 @@ extern "C" fn on_log(level: sys::ggml_log_level, text: *const c_char, _user: *mu
             sys::GGML_LOG_LEVEL_DEBUG => LogLevel::Debug,
             _ => LogLevel::Info,
         };
+        if level == LogLevel::Error {
+            let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = Some(text_of(text).trim_end().to_owned());
+        }
         if let Some(sink) = SINK.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
             sink(level, &text_of(text));
         }
@@ -75,6 +86,8 @@ extern "C" fn on_abort(message: *const c_char) {
         if let Ok(context) = ABORT_CONTEXT.try_lock() {
             let _ = writeln!(err, "g4prefill: while {context}");
         }
+        drop(err);
+        crate::unfinished::remove_all();
     });
 }
 

@@ -12,6 +12,16 @@ pub enum GgmlError {
         /// Folders that were searched.
         searched: String,
     },
+    /// The folder that the caller named for backend libraries cannot be used.
+    #[error("backend folder {dir} (G4_BACKEND_DIR): expected {expected}, found {found}")]
+    BackendDir {
+        /// The folder.
+        dir: String,
+        /// What was looked for.
+        expected: String,
+        /// What is there instead.
+        found: String,
+    },
     /// The requested device does not exist.
     #[error("device {wanted} not found; available: {available}")]
     DeviceNotFound {

@@ -3,6 +3,7 @@
 //! Joining replaces the originals, so no weight is held twice. Rows of quantised matrices are
 //! independent, so a joined matrix is the files' rows one after another.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
@@ -273,13 +274,13 @@ impl WeightsPlan {
     /// Allocates and uploads everything, reporting bytes done and bytes in total.
     ///
     /// # Errors
-    /// Out of memory, or a type that cannot be converted.
+    /// Out of memory, a type that cannot be converted, `progress` breaks.
     pub fn load(
         self,
         file: &GgufFile,
         backend: &Backend,
         n_threads: usize,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<crate::Error>,
     ) -> Result<Weights> {
         let specs: Vec<TensorSpec> = self.items.iter().map(|i| i.spec.clone()).collect();
         let mut store = Store::allocate(backend, &specs, "weights", false, true)?;
@@ -294,7 +295,9 @@ impl WeightsPlan {
             }
             store.write(id, 0, &bytes)?;
             done += bytes.len() as u64;
-            progress(done, total);
+            if let ControlFlow::Break(error) = progress(done, total) {
+                return Err(error);
+            }
         }
         let Skeleton {
             token_embd,

@@ -40,9 +40,30 @@ pub enum SynthError {
         /// Layers that own K/V.
         n_owning: usize,
     },
-    /// The device has no room for the file.
+    /// The file system has too little room: found before writing.
+    #[error("{path}: expected room for {n_bytes} bytes, found {available}")]
+    NoRoom {
+        /// The first file.
+        path: PathBuf,
+        /// Bytes of all files together.
+        n_bytes: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
+    /// The device has no room for the file: found while writing.
     #[error("{path}: no space left, {n_bytes} bytes are needed in all")]
     DiskFull {
+        /// The file that was being written.
+        path: PathBuf,
+        /// Bytes of all files together.
+        n_bytes: u64,
+    },
+    /// A limit of the process or of the file system forbids a file of that size.
+    #[error(
+        "{path}: the limit on the size of a file is too low (ulimit -f), {n_bytes} bytes are needed \
+         in all"
+    )]
+    TooLarge {
         /// The file that was being written.
         path: PathBuf,
         /// Bytes of all files together.

@@ -134,6 +134,54 @@ fn a_full_device_is_told_apart_and_stops_all_threads() {
 }
 
 #[test]
+fn a_slow_device_does_not_delay_the_question_whether_to_go_on() {
+    let spec = tiny(WeightType::Q8_0);
+    let tensors = layout::tensors(&spec);
+    let shards = plan::shards(Path::new("/x/m.gguf"), 1, &[], &tensors);
+    let (release, released) = std::sync::mpsc::channel();
+    let released = std::sync::Mutex::new(released);
+    // A write that ends only once `progress` was asked; the limit turns a hang into a failure.
+    let put = |_: usize, _: u64, _: &[u8]| {
+        let limit = std::time::Duration::from_secs(60);
+        let result = released.lock().unwrap().recv_timeout(limit);
+        result.map_err(|_| io::ErrorKind::TimedOut.into())
+    };
+    let result = write::write_all(&shards, &tensors, 1, &put, &mut |_| {
+        release.send(()).unwrap();
+        ControlFlow::Break(())
+    });
+
+    assert!(
+        matches!(result, Err(SynthError::Cancelled { n_done: 0, .. })),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn too_little_room_is_found_before_writing() {
+    let path = Path::new("/x/m.gguf");
+
+    assert!(write::require_room(path, 10, Some(10)).is_ok());
+    assert!(write::require_room(path, 10, None).is_ok());
+    let error = write::require_room(path, 8_000_000_000, Some(77)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/x/m.gguf: expected room for 8000000000 bytes, found 77"
+    );
+}
+
+#[test]
+fn a_limit_on_the_size_of_a_file_is_told_with_the_bytes_needed() {
+    let error = io::ErrorKind::FileTooLarge.into();
+    let error = write::file_error(Path::new("/x/m.gguf"), 999, error).to_string();
+
+    assert!(
+        error.contains("/x/m.gguf") && error.contains("999"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_missing_folder_is_an_error_with_the_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("none").join("m.gguf");

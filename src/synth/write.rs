@@ -7,14 +7,19 @@ use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use super::error::SynthError;
 use super::layout::Tensor;
 use super::plan::Shard;
 
-/// Elements that a thread makes at a time: a multiple of every block length.
-const UNIT: u64 = 1 << 18;
+/// Elements that a thread makes at a time: a multiple of every block length, and little enough
+/// that a cancelled writer stops soon.
+const UNIT: u64 = 1 << 16;
+
+/// Longest time between two calls of `progress`.
+const TICK: Duration = Duration::from_millis(100);
 
 /// How far the writing is, in bytes of tensor data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,33 +128,48 @@ pub(super) fn write_all(
         }
         drop(sender);
         let mut n_done = 0;
-        for result in results {
-            let outcome = match result {
-                Ok(n) => {
-                    n_done += n;
-                    match progress(Progress { n_done, n_bytes }) {
-                        ControlFlow::Continue(()) => Ok(()),
-                        ControlFlow::Break(()) => Err(SynthError::Cancelled { n_done, n_bytes }),
-                    }
+        loop {
+            match results.recv_timeout(TICK) {
+                Ok(Ok(n)) => n_done += n,
+                Ok(Err((shard, source))) => {
+                    stop.store(true, Ordering::Relaxed);
+                    return Err(file_error(&shards[shard].path, n_bytes, source));
                 }
-                Err((shard, source)) => Err(file_error(&shards[shard].path, n_bytes, source)),
-            };
-            if outcome.is_err() {
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if progress(Progress { n_done, n_bytes }).is_break() {
                 stop.store(true, Ordering::Relaxed);
-                return outcome;
+                return Err(SynthError::Cancelled { n_done, n_bytes });
             }
         }
-        Ok(())
     })
 }
 
-/// Tells a full device from other failures.
+/// Refuses to begin what cannot end: `available` is what the file system says, if it does.
+pub(super) fn require_room(
+    path: &Path,
+    n_bytes: u64,
+    available: Option<u64>,
+) -> Result<(), SynthError> {
+    match available {
+        Some(available) if available < n_bytes => Err(SynthError::NoRoom {
+            path: path.to_owned(),
+            n_bytes,
+            available,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Tells a full device and a limit on the size of a file from other failures.
 pub(super) fn file_error(path: &Path, n_bytes: u64, source: io::Error) -> SynthError {
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             SynthError::DiskFull { path, n_bytes }
         }
+        io::ErrorKind::FileTooLarge => SynthError::TooLarge { path, n_bytes },
         _ => SynthError::Io { path, source },
     }
 }

@@ -3,9 +3,10 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::thread::JoinHandle;
 
 /// The built binary with our own variables cleared, except where ggml's backends are.
 pub fn command(args: &[&str]) -> Command {
@@ -26,16 +27,34 @@ pub fn command(args: &[&str]) -> Command {
 
 /// Runs the binary to its end.
 pub fn g4prefill(args: &[&str]) -> Run {
-    let output = command(args).output().expect("start g4prefill");
-    Run {
-        args: args.iter().map(|&a| a.to_owned()).collect(),
-        output,
-    }
+    finish(command(args))
 }
 
-/// Runs the binary with `input` on stdin.
-pub fn g4prefill_with_input(args: &[&str], input: &[u8]) -> Run {
-    let mut child = command(args)
+/// The subcommand `name` on the tiny model and the CPU, with `more` behind.
+pub fn tiny_command(name: &str, more: &[&str]) -> Command {
+    let model = model("tiny", "f32");
+    command(&[&[name, "-m", text(&model), "--device", "cpu"], more].concat())
+}
+
+/// Runs the subcommand `name` on the tiny model and the CPU to its end.
+pub fn tiny(name: &str, more: &[&str]) -> Run {
+    finish(tiny_command(name, more))
+}
+
+/// As [`tiny`], with `input` on stdin.
+pub fn tiny_with_input(name: &str, more: &[&str], input: &[u8]) -> Run {
+    finish_with_input(tiny_command(name, more), input)
+}
+
+/// Runs a prepared command to its end.
+pub fn finish(mut command: Command) -> Run {
+    let output = command.output().expect("start g4prefill");
+    Run::new(&command, output)
+}
+
+/// Runs a prepared command with `input` on stdin.
+pub fn finish_with_input(mut command: Command, input: &[u8]) -> Run {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -48,10 +67,83 @@ pub fn g4prefill_with_input(args: &[&str], input: &[u8]) -> Run {
         .expect("stdin was piped")
         .write_all(input);
     let output = child.wait_with_output().expect("wait for g4prefill");
-    Run {
-        args: args.iter().map(|&a| a.to_owned()).collect(),
-        output,
+    Run::new(&command, output)
+}
+
+/// A run that goes on: its stderr is read line by line, signals can be sent.
+pub struct Running {
+    child: Child,
+    stdout: JoinHandle<Vec<u8>>,
+    stderr: BufReader<ChildStderr>,
+    seen: String,
+    args: Vec<String>,
+}
+
+/// Starts a prepared command.
+pub fn start(mut command: Command) -> Running {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start g4prefill");
+    let stderr = BufReader::new(child.stderr.take().expect("stderr was piped"));
+    let mut stdout = child.stdout.take().expect("stdout was piped");
+    // Read all the time: a full pipe would stop the program.
+    let stdout = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stdout.read_to_end(&mut bytes).expect("read stdout");
+        bytes
+    });
+    Running {
+        child,
+        stdout,
+        stderr,
+        seen: String::new(),
+        args: arguments(&command),
     }
+}
+
+impl Running {
+    /// Reads stderr up to a line that begins with `text`.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str) {
+        loop {
+            let before = self.seen.len();
+            let n = self.stderr.read_line(&mut self.seen).expect("read stderr");
+            assert!(n > 0, "no line begins with {text:?}: {}", self.seen);
+            if self.seen[before..].starts_with(text) {
+                return;
+            }
+        }
+    }
+
+    /// Sends a signal, such as `INT`.
+    pub fn signal(&self, name: &str) {
+        let (signal, pid) = (format!("-{name}"), self.child.id().to_string());
+        let status = Command::new("kill").args([signal, pid]).status();
+        assert!(status.expect("start kill").success(), "kill -{name}");
+    }
+
+    /// Waits for the end.
+    pub fn end(mut self) -> Run {
+        self.stderr
+            .read_to_string(&mut self.seen)
+            .expect("read stderr");
+        let output = Output {
+            status: self.child.wait().expect("wait for g4prefill"),
+            stdout: self.stdout.join().expect("stdout was read"),
+            stderr: self.seen.into_bytes(),
+        };
+        Run {
+            args: self.args,
+            output,
+        }
+    }
+}
+
+fn arguments(command: &Command) -> Vec<String> {
+    let text = |arg: &std::ffi::OsStr| arg.to_string_lossy().into_owned();
+    command.get_args().map(text).collect()
 }
 
 /// A finished run.
@@ -62,6 +154,18 @@ pub struct Run {
 }
 
 impl Run {
+    fn new(command: &Command, output: Output) -> Self {
+        Self {
+            args: arguments(command),
+            output,
+        }
+    }
+
+    /// The signal that ended the process, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        std::os::unix::process::ExitStatusExt::signal(&self.output.status)
+    }
+
     /// Asserts the exit code; a failure shows the whole run.
     #[track_caller]
     pub fn code(&self, expected: i32) -> &Self {
@@ -136,6 +240,22 @@ pub fn model(preset: &str, dtype: &str) -> PathBuf {
         .code(0);
     }
     path
+}
+
+/// Names in a folder, sorted.
+pub fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("read the folder");
+    let mut names: Vec<String> = entries
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    names.sort();
+    names
 }
 
 /// The path as text for the command line.

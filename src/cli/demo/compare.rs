@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use super::spread::{Spread, speedup};
 use super::{Args, PeerReport};
-use crate::cli::{Console, Interrupted, Progress, drive, report};
+use crate::cli::{Console, Interrupted, Progress, Unit, drive, report};
 use crate::engine::{Rows, Session};
 use crate::peer::{self, Llama, PeerOptions};
 
@@ -53,6 +53,7 @@ pub(super) fn compare(
     let argmax_gap = gap(&theirs.data);
 
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let bar = console.progress("compare", 2 * args.rounds as u64, Unit::Runs);
     for round in 0..args.rounds {
         // Every other round starts with the other side, so that a drift of the clock hits both.
         for side in [round % 2 == 0, round % 2 != 0] {
@@ -64,8 +65,10 @@ pub(super) fn compare(
             } else {
                 theirs.push(llama.time_prefill(ids).context("run llama.cpp")?);
             }
+            bar.set((ours.len() + theirs.len()) as u64);
         }
     }
+    drop(bar);
     let spread_of = |samples: &[Duration]| Spread::of(samples).context("no timed run");
     let (speedup, speedup_spread) = speedup(spread_of(&ours)?, spread_of(&theirs)?);
     Ok(PeerReport {

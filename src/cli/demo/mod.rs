@@ -26,6 +26,9 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// Presets that the demo makes: one like E4B, one like 12B, both small.
 const PRESETS: [&str; 2] = ["mini", "mini-dense"];
 
+/// How long the demo takes with its default options.
+const DURATION: &str = "about 4 minutes on 2 cores";
+
 /// Seed of the demo's models.
 const SEED: u64 = 4;
 
@@ -42,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 2500, value_parser = super::engine_args::at_least_one)]
     pub n_words: usize,
     /// Tokens to generate behind the text, in tokens
-    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 16)]
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 16, value_parser = super::numbers::whole::<usize>)]
     pub n_gen: usize,
     /// Timed runs of each side of the comparison, in runs
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::engine_args::at_least_one)]
@@ -104,10 +107,11 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     let journal = text::journal(args.n_words);
     let book = args.dir.join("journal.txt");
     std::fs::write(&book, &journal).with_context(|| format!("write {}", book.display()))?;
+    let mut steps = Steps::new(console);
     let mut models = Vec::new();
     for preset in PRESETS {
-        let path = make_model(preset, args, console)?;
-        let report = show(&path, &journal, args, console)?;
+        let path = make_model(preset, args, &mut steps)?;
+        let report = show(&path, &journal, args, &mut steps)?;
         if !args.json {
             print_model(&report, &book)?;
         }
@@ -134,12 +138,41 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Says on stderr which step begins, of how many.
+struct Steps<'a> {
+    console: &'a Console,
+    n_begun: usize,
+    n: usize,
+}
+
+impl<'a> Steps<'a> {
+    /// Of one demo.
+    fn new(console: &'a Console) -> Self {
+        let n = PRESETS.len() * if cfg!(feature = "llama") { 3 } else { 2 };
+        console.note(format_args!("demo: {n} steps, {DURATION}"));
+        Self {
+            console,
+            n_begun: 0,
+            n,
+        }
+    }
+
+    fn begin(&mut self, what: impl std::fmt::Display) {
+        self.n_begun += 1;
+        self.console
+            .note(format_args!("step {} of {}: {what}", self.n_begun, self.n));
+    }
+}
+
 /// Writes the preset's model unless it is there.
-fn make_model(preset: &str, args: &Args, console: &Console) -> anyhow::Result<PathBuf> {
+fn make_model(preset: &str, args: &Args, steps: &mut Steps<'_>) -> anyhow::Result<PathBuf> {
+    let console = steps.console;
     let path = args.dir.join(format!("{preset}-{}.gguf", args.dtype));
     if path.exists() {
+        steps.begin(format_args!("{} is there", path.display()));
         return Ok(path);
     }
+    steps.begin(format_args!("make {} with random weights", path.display()));
     let mut spec = Spec::preset(preset)?;
     spec.weight_type = WeightType::from_name(&args.dtype).with_context(|| {
         format!(
@@ -149,7 +182,7 @@ fn make_model(preset: &str, args: &Args, console: &Console) -> anyhow::Result<Pa
         )
     })?;
     spec.seed = SEED;
-    let _listening = console.interrupt().listen();
+    let _listening = console.interrupt().listen("removing the unfinished file");
     let bar = console.progress("synth", 0, Unit::Bytes);
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let written = synth::write(&spec, &path, n_threads, &mut |progress| {
@@ -169,7 +202,13 @@ fn make_model(preset: &str, args: &Args, console: &Console) -> anyhow::Result<Pa
 }
 
 /// One model at work: prefill with progress, a short continuation, the comparison.
-fn show(path: &Path, journal: &str, args: &Args, console: &Console) -> anyhow::Result<ModelReport> {
+fn show(
+    path: &Path,
+    journal: &str,
+    args: &Args,
+    steps: &mut Steps<'_>,
+) -> anyhow::Result<ModelReport> {
+    let console = steps.console;
     let file = GgufFile::open(path).with_context(|| format!("open {}", path.display()))?;
     let tokenizer = Tokenizer::from_gguf(&file).context("read the tokenizer")?;
     let options = EncodeOptions {
@@ -180,6 +219,11 @@ fn show(path: &Path, journal: &str, args: &Args, console: &Console) -> anyhow::R
         .encode(journal.as_bytes(), options)
         .context("encode the text")?;
     drop(file);
+    steps.begin(format_args!(
+        "read {} and write {}",
+        report::count(ids.len(), "token"),
+        args.n_gen
+    ));
     let loaded = drive::load(path, &args.engine, console)?;
     let mut session = drive::session(&loaded.engine, ids.len(), args.n_gen)?;
     let chunks = session
@@ -194,7 +238,7 @@ fn show(path: &Path, journal: &str, args: &Args, console: &Console) -> anyhow::R
     let text = continue_greedily(&mut session, &tokenizer, first, args.n_gen, console)?;
     let graphs = GraphReport::from(&session.counters());
     let (chunks, buckets) = report::chunk_reports(&chunks);
-    let peer = compare_with_peer(path, &ids, &mut session, args, console)?;
+    let peer = compare_with_peer(path, &ids, &mut session, args, steps)?;
     Ok(ModelReport {
         model: path.display().to_string(),
         device: loaded.engine.device().name(),
@@ -239,9 +283,13 @@ fn compare_with_peer(
     ids: &[u32],
     session: &mut Session,
     args: &Args,
-    console: &Console,
+    steps: &mut Steps<'_>,
 ) -> anyhow::Result<Option<PeerReport>> {
-    compare::compare(path, ids, session, args, console).map(Some)
+    steps.begin(format_args!(
+        "the same prompt in turns with llama.cpp, {} each",
+        report::count(args.rounds + 1, "run")
+    ));
+    compare::compare(path, ids, session, args, steps.console).map(Some)
 }
 
 #[cfg(not(feature = "llama"))]
@@ -250,22 +298,24 @@ fn compare_with_peer(
     _ids: &[u32],
     _session: &mut Session,
     _args: &Args,
-    console: &Console,
+    steps: &mut Steps<'_>,
 ) -> anyhow::Result<Option<PeerReport>> {
-    console.warning("built without llama.cpp (feature `llama`): no comparison");
+    steps
+        .console
+        .warning("built without llama.cpp (feature `llama`): no comparison");
     Ok(None)
 }
 
 /// One model's part of the result, for people.
 fn print_model(report: &ModelReport, book: &Path) -> anyhow::Result<()> {
     let mut out = format!(
-        "{}: {} tokens of {} on {}\n  plan       {} chunks, {} buckets\n",
+        "{}: {} of {} on {}\n  plan       {}, {}\n",
         report.model,
-        report.n_prompt,
+        report::count(report.n_prompt, "token"),
         book.display(),
         report.device,
-        report.chunks.len(),
-        report.buckets.len(),
+        report::count(report.chunks.len(), "chunk"),
+        report::count(report.buckets.len(), "bucket"),
     );
     out += &report::describe_chunks(&report.chunks, &report.buckets);
     out += &format!("  graphs     {}\n", report.graphs);

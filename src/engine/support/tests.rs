@@ -34,7 +34,7 @@ fn load(
     options: EngineOptions,
     supports: &dyn Fn(&Backend, &Node<'_>) -> bool,
 ) -> Result<Arc<Engine>> {
-    let mut progress = |_: LoadProgress| {};
+    let mut progress = |_: LoadProgress| std::ops::ControlFlow::Continue(());
     Engine::load_asking(path, options, &mut progress, supports)
 }
 

@@ -1,0 +1,198 @@
+//! Where output files go: links, read-only files, devices, pipes, full file systems.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
+
+mod cli_support;
+
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use cli_support::{
+    Run, command, f32s, finish, finish_with_input, g4prefill, names_in, read_f32, text,
+    tiny_command, tiny_with_input,
+};
+
+fn logits_to(out: &Path) -> Run {
+    tiny_with_input("logits", &["--ids", "-", "-o", text(out)], b"2 5 9")
+}
+
+fn synth_to(out: &Path) -> Run {
+    g4prefill(&[
+        "synth",
+        "--preset",
+        "tiny",
+        "--type",
+        "q4_0",
+        "-o",
+        text(out),
+    ])
+}
+
+/// The command run by a shell after `setup`, with its words as `"$@"`.
+fn in_shell(setup: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(setup).arg("sh");
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
+}
+
+#[test]
+fn link_is_followed_and_stays() {
+    for write in [logits_to, synth_to] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("there")).unwrap();
+        std::fs::write(folder.path().join("there/file"), "old").unwrap();
+        let link = folder.path().join("link");
+        symlink("there/file", &link).unwrap();
+
+        write(&link).code(0);
+
+        assert!(link.is_symlink());
+        assert!(std::fs::metadata(&link).unwrap().len() > 100);
+        assert_eq!(names_in(&folder.path().join("there")), ["file"]);
+    }
+}
+
+#[test]
+fn read_only_file_is_refused_before_the_work_and_kept() {
+    for write in [logits_to, synth_to] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+
+        write(&path).code(2).says(text(&path)).says("read-only");
+
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(names_in(folder.path()), ["file"]);
+    }
+}
+
+#[test]
+fn missing_folder_is_found_before_the_model_is_loaded() {
+    let args = "logits -m /nowhere/m.gguf --ids - -o /nowhere/out.f32";
+    let args: Vec<&str> = args.split(' ').collect();
+
+    finish_with_input(command(&args), b"1 2 3")
+        .code(2)
+        .says("/nowhere/out.f32");
+}
+
+#[test]
+fn logits_go_to_stdout_by_each_of_its_names_and_to_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.f32");
+    logits_to(&out).code(0);
+    let expected = read_f32(&out);
+
+    for name in ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        let run = logits_to(Path::new(name));
+        run.code(0);
+        assert_eq!(f32s(run.stdout_bytes()), expected, "{name}");
+    }
+    let fifo = folder.path().join("fifo");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || read_f32(&fifo)
+    });
+    logits_to(&fifo).code(0);
+    assert_eq!(reader.join().unwrap(), expected);
+    assert_eq!(names_in(folder.path()), ["fifo", "out.f32"]);
+}
+
+#[test]
+fn stdout_that_is_a_file_is_written_behind_what_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, ids) = (folder.path().join("out"), folder.path().join("ids"));
+    std::fs::write(&out, "keep").unwrap();
+    std::fs::write(&ids, "2 5 9").unwrap();
+    let logits = tiny_command("logits", &["--ids", text(&ids), "-o", "/dev/stdout"]);
+    let setup = format!("exec \"$@\" >> {}", text(&out));
+
+    finish(in_shell(&setup, &logits)).code(0);
+
+    let bytes = std::fs::read(&out).unwrap();
+    assert!(bytes.starts_with(b"keep") && bytes.len() > 4);
+    assert_eq!(names_in(folder.path()), ["ids", "out"]);
+}
+
+#[test]
+fn report_and_logits_cannot_share_stdout() {
+    for name in ["-", "/dev/stdout"] {
+        let args = ["--ids", "-", "-o", name, "--json"];
+        tiny_with_input("logits", &args, b"1").code(2).says(name);
+    }
+}
+
+#[test]
+fn model_needs_the_name_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["-", "/dev/stdout", "/dev/null"] {
+        let mut command = command(&["synth", "--preset", "tiny", "-o", name]);
+        command.current_dir(folder.path());
+
+        let run = finish(command);
+
+        run.code(2).says(name).says("expected").says("file");
+        assert_eq!(run.stdout(), "");
+        assert_eq!(names_in(folder.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn limit_on_the_size_of_a_file_is_an_error_with_the_bytes_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let synth = command(&[
+        "synth",
+        "--preset",
+        "tiny",
+        "--type",
+        "f32",
+        "-o",
+        text(&path),
+    ]);
+
+    let run = finish(in_shell("ulimit -f 64; exec \"$@\"", &synth));
+
+    run.code(2)
+        .says("write the model")
+        .says(text(&path))
+        .says("limit on the size of a file")
+        .says(" bytes are needed");
+    assert_eq!(names_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn limit_on_the_size_of_logits_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, ids) = (folder.path().join("out"), folder.path().join("ids"));
+    let list = vec!["7"; 300].join(" ");
+    std::fs::write(&ids, list).unwrap();
+    let args = ["--ids", text(&ids), "-o", text(&out), "--rows", "all"];
+    let logits = tiny_command("logits", &args);
+
+    let run = finish(in_shell("ulimit -f 8; exec \"$@\"", &logits));
+
+    run.code(2).says(text(&out));
+    assert_eq!(names_in(folder.path()), ["ids"]);
+}
