@@ -11,6 +11,7 @@ build:
 
 # A small model and a long text out of nothing; ours against llama.cpp on the same file.
 demo:
+	@echo "demo: the first time ggml and llama.cpp are built, 10 to 15 minutes on 2 cores; then it runs for about 4"
 	$(CARGO) run --release --features $(FEATURES) -- demo
 
 test:
