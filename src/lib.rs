@@ -12,6 +12,7 @@ pub mod graph;
 pub mod model;
 #[cfg(feature = "llama")]
 pub mod peer;
+pub mod profile;
 pub mod synth;
 pub mod tokenizer;
 pub mod unfinished;

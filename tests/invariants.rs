@@ -426,6 +426,7 @@ fn t47_a_cancelled_prefill_leaves_a_session_that_continues() {
     let mut control = PrefillControl {
         progress: Some(&mut progress),
         cancel: Some(&cancel),
+        ..PrefillControl::default()
     };
     let error = session
         .prefill(&tokens, &Rows::Last, &mut control)

@@ -16,7 +16,7 @@ use crate::engine::{
 use crate::ggml::{LogLevel, set_log_sink};
 
 /// Variable with the folder of ggml's loadable backends.
-const BACKEND_DIR: &str = "G4_BACKEND_DIR";
+pub(super) const BACKEND_DIR: &str = "G4_BACKEND_DIR";
 
 /// A model on its device.
 pub(super) struct Loaded {
@@ -117,6 +117,7 @@ pub(super) fn prefill(
     let mut control = PrefillControl {
         progress: Some(&mut progress),
         cancel: Some(console.interrupt().cancel_token()),
+        recorder: None,
     };
     match session.prefill(ids, rows, &mut control) {
         Ok(logits) => Ok(logits),

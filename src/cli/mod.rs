@@ -19,6 +19,7 @@ mod options;
 mod out_file;
 mod outcome;
 pub mod plan;
+pub mod profile;
 mod report;
 pub mod run;
 mod sampling_args;
@@ -86,6 +87,8 @@ pub enum Command {
     Logits(logits::Args),
     /// Show what a prompt of some length would do, without running it
     Plan(plan::Args),
+    /// Show where the time of a prompt goes
+    Profile(Box<profile::Args>),
     /// Print the token ids of a text
     Tokenize(tokenize::Args),
 }
@@ -110,6 +113,7 @@ impl Cli {
             Command::Demo(args) => demo::run(args, console),
             Command::Logits(args) => logits::run(args, console),
             Command::Plan(args) => plan::run(args, console),
+            Command::Profile(args) => profile::run(args, console),
             Command::Tokenize(args) => tokenize::run(args, console),
         }
     }

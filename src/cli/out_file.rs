@@ -19,7 +19,7 @@ pub fn is_stdout(path: &Path) -> bool {
     STDOUT.iter().any(|name| path == Path::new(name))
 }
 
-/// Rows of little-endian float32 on their way to a file or to stdout.
+/// Bytes or rows of little-endian float32 on their way to a file or to stdout.
 #[derive(Debug)]
 pub struct OutFile {
     path: PathBuf,
@@ -73,17 +73,21 @@ impl OutFile {
 
     /// Appends values.
     pub fn write(&mut self, values: &[f32]) -> anyhow::Result<()> {
-        let describe = || format!("write {}", self.path.display());
+        for value in values {
+            self.write_bytes(&value.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Appends bytes.
+    pub fn write_bytes(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let writer: &mut dyn Write = match &mut self.sink {
             Sink::Stdout(writer) => writer,
             Sink::Direct(writer) | Sink::Replacing(writer, _) => writer,
         };
-        for value in values {
-            writer
-                .write_all(&value.to_le_bytes())
-                .with_context(describe)?;
-        }
-        Ok(())
+        writer
+            .write_all(bytes)
+            .with_context(|| format!("write {}", self.path.display()))
     }
 
     /// Flushes and puts the file in its place.

@@ -12,6 +12,7 @@ pub mod mask;
 pub mod options;
 pub mod plan;
 pub mod policy;
+pub mod recorder;
 pub mod report;
 pub mod ring;
 pub mod sampler;
@@ -22,6 +23,7 @@ pub use crate::graph::bucket;
 pub use options::{EngineOptions, Place, Readback, Switches};
 pub use plan::{Chunk, Rows};
 pub use policy::DeviceTraits;
+pub use recorder::{ChunkRecorder, ChunkRun, How};
 pub use report::PlanReport;
 pub use session::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Session};
 

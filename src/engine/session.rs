@@ -20,7 +20,7 @@ use crate::engine::kv_cache::{self, KvCache};
 use crate::engine::options::Place;
 use crate::engine::plan::{Chunk, Rows, plan};
 use crate::engine::policy::{self, POOL_LIMIT};
-use crate::engine::{Engine, EngineError, PlanReport, ring};
+use crate::engine::{ChunkRecorder, Engine, EngineError, PlanReport, ring};
 use crate::ggml::{
     Arena, Backend, Band, Block, HostMemory, Span, Staging, read_back, set_abort_context,
 };
@@ -259,8 +259,14 @@ impl Session {
                 .into());
             }
             let ids = tokens.get(done..done + chunk.n_tokens).unwrap_or_default();
-            self.run(chunk, ids)?;
+            if let Some(recorder) = control.recorder.as_deref_mut() {
+                recorder.begin(self.counters());
+            }
+            self.run(chunk, ids, control.recorder.as_deref_mut())?;
             self.read_logits(chunk, done, &mut logits)?;
+            if let Some(recorder) = control.recorder.as_deref_mut() {
+                recorder.end(chunk, &self.counters());
+            }
             if !self.engine.options().switches.replay {
                 self.pool.discard(chunk.bucket, &self.backend);
             }
@@ -296,7 +302,12 @@ impl Session {
     }
 
     /// Uploads the inputs of a chunk and queues its graph.
-    fn run(&mut self, chunk: &Chunk, ids: &[u32]) -> Result<()> {
+    fn run(
+        &mut self,
+        chunk: &Chunk,
+        ids: &[u32],
+        recorder: Option<&mut ChunkRecorder>,
+    ) -> Result<()> {
         let start = Instant::now();
         self.build(chunk.bucket)?;
         let built = Instant::now();
@@ -337,7 +348,12 @@ impl Session {
         if is_audited {
             graph.graph.audit(&label)?;
         }
-        graph.graph.compute(&self.backend)?;
+        match recorder {
+            Some(recorder) => {
+                recorder.compute(&mut graph.graph, chunk.bucket, &self.backend)?;
+            }
+            None => graph.graph.compute(&self.backend)?,
+        }
         self.times.build += built - start;
         self.times.inputs += filled - built;
         self.times.compute += filled.elapsed();

@@ -177,8 +177,13 @@ impl CudaExt {
 
     /// Frees the recorded graph of `graph`; to be called before `graph` is dropped.
     pub fn release(&self, backend: &Backend, graph: &Graph) {
+        self.release_node(backend, graph.first_node());
+    }
+
+    /// Frees the recorded graph that begins with `first_node`.
+    pub(super) fn release_node(&self, backend: &Backend, first_node: *const sys::ggml_tensor) {
         // SAFETY: as in `hold`. "Not found" is fine: the graph was never recorded.
-        let _ = unsafe { (self.drop)(backend.as_ptr(), graph.first_node()) };
+        let _ = unsafe { (self.drop)(backend.as_ptr(), first_node) };
     }
 
     /// Fills a mask on the device, in stream order (semantics: `engine::mask`).

@@ -532,7 +532,7 @@ pub struct NodeInfo {
     pub sources: Vec<String>,
 }
 
-fn text(ptr: *const std::ffi::c_char) -> String {
+pub(super) fn text(ptr: *const std::ffi::c_char) -> String {
     if ptr.is_null() {
         return String::new();
     }

@@ -11,8 +11,11 @@
 )]
 
 mod backend;
+mod by_node;
 mod callbacks;
 mod cuda_ext;
+mod cupti;
+mod facts;
 mod graph;
 #[cfg(feature = "llama")]
 pub(crate) mod llama;
@@ -28,6 +31,8 @@ mod tensor;
 pub use backend::{Backend, Device, DeviceChoice, devices, load_backends};
 pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
 pub use cuda_ext::{Band, CudaExt, GraphCounters};
+pub use cupti::{Cupti, GpuActivity, GpuRecord, GpuRecording};
+pub use facts::{Change, NodeFact, Properties, TensorFact};
 pub use graph::{Arena, Graph, GraphBuilder, Node, NodeInfo};
 pub use mapping::Mapping;
 pub use ops::{Rope, View};

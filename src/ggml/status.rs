@@ -102,6 +102,24 @@ pub enum GgmlError {
         /// Bytes available.
         limit: usize,
     },
+    /// The library that records what the GPU does could not be used.
+    #[error("libg4-cupti.so: {reason}; searched {searched}")]
+    NoCupti {
+        /// Files that were tried.
+        searched: String,
+        /// What the loader or CUPTI said.
+        reason: String,
+    },
+    /// Recording what the GPU does failed.
+    #[error("{call}: status {status}: {reason}")]
+    Cupti {
+        /// Function of `g4-cupti.h`.
+        call: &'static str,
+        /// Its result.
+        status: i32,
+        /// What CUPTI said.
+        reason: String,
+    },
     /// A captured graph changed although nothing of it may change (invariant I1).
     #[error(
         "graph of bucket {bucket} changed since it was built: fingerprint {built:#x}, now {now:#x}"

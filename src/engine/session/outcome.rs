@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::engine::ChunkRecorder;
 use crate::engine::graph_pool::PoolCounters;
 use crate::ggml::GraphCounters;
 
@@ -41,6 +42,8 @@ pub struct PrefillControl<'a> {
     pub progress: Option<&'a mut dyn FnMut(Progress)>,
     /// Checked before each chunk.
     pub cancel: Option<&'a CancelToken>,
+    /// Told what each chunk did, and asked how to run it.
+    pub recorder: Option<&'a mut ChunkRecorder>,
 }
 
 /// Logits of the wanted rows.

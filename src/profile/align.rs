@@ -1,0 +1,262 @@
+//! Which node of the graph each kernel computes, by order and kind.
+//!
+//! ggml-cuda launches kernels in the order of the nodes; some nodes take none (views, fused ones),
+//! some take helpers beside the kernel proper (conversion of operands, fix-ups of split work). The
+//! longest common subsequence of kernels proper and nodes that they may compute is the mapping.
+//! A kernel may have fused the nodes behind its own that got none and that read what it makes.
+
+use super::class::{base_name, template_number};
+use super::window::label;
+use crate::ggml::{GpuActivity, GpuRecord, NodeFact};
+
+/// The node of one kernel, and all nodes that the kernel computes, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Index of the kernel in the list that was aligned.
+    pub kernel: usize,
+    /// Indices of its nodes; the first is the one that was matched.
+    pub nodes: Vec<usize>,
+}
+
+/// Beginnings of names of kernels that compute nothing of their own.
+const HELPERS: [&str; 12] = [
+    "flash_attn_mask_to",
+    "flash_attn_stream_k_fixup",
+    "flash_attn_combine_results",
+    "mul_mat_q_stream_k_fixup",
+    "mm_ids_helper",
+    "splitKreduce",
+    "k_compute_batched_ptrs",
+    "quantize_",
+    "dequantize_",
+    "convert_unary",
+    "init_",
+    "g4_fill_mask",
+];
+
+/// Beginnings of kernel names, and the operations that such kernels compute.
+const SERVES: [(&str, &[&str]); 19] = [
+    ("flash_attn", &["FLASH_ATTN_EXT"]),
+    ("mul_mat", &["MUL_MAT", "MUL_MAT_ID"]),
+    ("rms_norm", &["RMS_NORM"]),
+    ("norm_f32", &["NORM"]),
+    ("l2_norm", &["L2_NORM"]),
+    ("rope_", &["ROPE"]),
+    ("unary_gated_op", &["GEGLU", "SWIGLU", "REGLU"]),
+    ("unary_op", &["GELU", "TANH", "SILU", "SIGMOID", "RELU"]),
+    ("scale_f32", &["SCALE"]),
+    ("softcap", &["SCALE"]),
+    ("op_clamp", &["CLAMP"]),
+    ("soft_max", &["SOFT_MAX"]),
+    ("topk_moe", &["SOFT_MAX", "ARGSORT"]),
+    ("reduce_rows", &["SUM_ROWS"]),
+    ("concat", &["CONCAT"]),
+    ("cpy_", &["CPY", "CONT", "DUP"]),
+    ("k_get_rows", &["GET_ROWS"]),
+    ("k_set_rows", &["SET_ROWS"]),
+    ("k_repeat", &["REPEAT"]),
+];
+
+/// Operation of an element-wise kernel by the function in its template arguments.
+const BROADCASTS: [(&str, &str); 5] = [
+    ("op_mul", "MUL"),
+    ("op_add", "ADD"),
+    ("op_div", "DIV"),
+    ("op_sub", "SUB"),
+    ("op_repeat", "REPEAT"),
+];
+
+/// Whether a record may be the kernel proper of a node.
+fn computes(record: &GpuRecord, node: &NodeFact) -> bool {
+    if node.is_view() {
+        return false;
+    }
+    let op = node.op.as_str();
+    match record.activity {
+        GpuActivity::Kernel => {}
+        GpuActivity::DeviceToDevice => return matches!(op, "CPY" | "CONT" | "DUP"),
+        _ => return false,
+    }
+    let name = label(record);
+    let base = base_name(name);
+    if HELPERS.iter().any(|h| base.starts_with(h)) || name.contains("splitKreduce") {
+        return false;
+    }
+    if base.starts_with("k_bin_bcast") {
+        return BROADCASTS
+            .iter()
+            .any(|(function, o)| *o == op && name.contains(function));
+    }
+    if base.contains("sort") || base.starts_with("top_k") || base.starts_with("DeviceRadix") {
+        return matches!(op, "ARGSORT" | "TOP_K");
+    }
+    match SERVES.iter().find(|(start, _)| base.starts_with(start)) {
+        Some((_, ["FLASH_ATTN_EXT"])) => {
+            let d = node.sources.first().map(|q| q.dims.ne(0));
+            op == "FLASH_ATTN_EXT" && template_number(name, 0).is_none_or(|n| Some(n) == d)
+        }
+        Some((_, ops)) => ops.contains(&op),
+        None => {
+            super::class::of_kernel(name) == super::class::Class::WeightGemm
+                && matches!(op, "MUL_MAT" | "MUL_MAT_ID")
+        }
+    }
+}
+
+/// Aligns the kernels of one chunk, in order of their begin, with the nodes of its graph.
+pub fn align(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<Group> {
+    let matched = match_in_order(records, nodes);
+    let mut groups = Vec::with_capacity(matched.len());
+    for (i, (kernel, node)) in matched.iter().enumerate() {
+        let next = matched.get(i + 1).map_or(nodes.len(), |(_, node)| *node);
+        groups.push(Group {
+            kernel: *kernel,
+            nodes: fused(nodes, *node, next),
+        });
+    }
+    groups
+}
+
+/// Pairs of record and node, both rising, as many as possible, the earliest where there is a choice.
+fn match_in_order(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<(usize, usize)> {
+    let (n_records, n_nodes) = (records.len(), nodes.len());
+    let width = n_nodes + 1;
+    // best[r * width + n]: most pairs among records from r on and nodes from n on.
+    let mut best = vec![0_u32; (n_records + 1) * width];
+    let at = |best: &[u32], r: usize, n: usize| best.get(r * width + n).copied().unwrap_or(0);
+    for (r, record) in records.iter().enumerate().rev() {
+        for (n, node) in nodes.iter().enumerate().rev() {
+            let mut most = at(&best, r + 1, n).max(at(&best, r, n + 1));
+            if computes(record, node) {
+                most = most.max(at(&best, r + 1, n + 1) + 1);
+            }
+            if let Some(slot) = best.get_mut(r * width + n) {
+                *slot = most;
+            }
+        }
+    }
+    let (mut r, mut n) = (0, 0);
+    let mut pairs = Vec::new();
+    while let (Some(record), Some(node)) = (records.get(r), nodes.get(n)) {
+        let most = at(&best, r, n);
+        if computes(record, node) && most == at(&best, r + 1, n + 1) + 1 {
+            pairs.push((r, n));
+            r += 1;
+            n += 1;
+        } else if most == at(&best, r, n + 1) {
+            n += 1;
+        } else {
+            r += 1;
+        }
+    }
+    pairs
+}
+
+/// The node and those behind it, before `next`, that depend on it and may be fused: no kernel has
+/// a second product or attention in it.
+fn fused(nodes: &[NodeFact], node: usize, next: usize) -> Vec<usize> {
+    let mut group = vec![node];
+    let mut made: Vec<usize> = nodes.get(node).map(|n| n.result.root).into_iter().collect();
+    for (i, candidate) in nodes.iter().enumerate().take(next).skip(node + 1) {
+        let depends = candidate.sources.iter().any(|s| made.contains(&s.root));
+        let is_alone = matches!(
+            candidate.op.as_str(),
+            "MUL_MAT" | "MUL_MAT_ID" | "FLASH_ATTN_EXT" | "GET_ROWS"
+        );
+        if depends && !is_alone && !candidate.is_view() {
+            group.push(i);
+            made.push(candidate.result.root);
+        }
+    }
+    group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{kernel, leaf, node, record, tensor};
+    use super::*;
+    use crate::gguf::DType;
+
+    fn t(id: usize) -> crate::ggml::TensorFact {
+        tensor(id, "", DType::F32, &[64, 4])
+    }
+
+    /// norm, weight, product, view, attention, product, sum.
+    fn nodes() -> Vec<NodeFact> {
+        let w = || leaf(90, "w", DType::F32, &[64, 64]);
+        let mut view = t(4);
+        view.root = 3;
+        vec![
+            node("RMS_NORM", t(1), vec![t(0)]),
+            node("MUL", t(2), vec![t(1), w()]),
+            node("MUL_MAT", t(3), vec![w(), t(2)]),
+            node("VIEW", view.clone(), vec![t(3)]),
+            node("FLASH_ATTN_EXT", t(5), vec![view, w(), w(), w()]),
+            node("MUL_MAT", t(6), vec![w(), t(5)]),
+            node("ADD", t(7), vec![t(6), t(0)]),
+        ]
+    }
+
+    fn groups(names: &[&str]) -> Vec<(usize, Vec<usize>)> {
+        let records: Vec<GpuRecord> = names.iter().map(|n| kernel(n, 0, 1)).collect();
+        let records: Vec<&GpuRecord> = records.iter().collect();
+        align(&records, &nodes())
+            .into_iter()
+            .map(|g| (g.kernel, g.nodes))
+            .collect()
+    }
+
+    const FLASH: &str = "void flash_attn_ext_f16<64, 64, 8, 8>(char const*)";
+
+    #[test]
+    fn helpers_are_skipped_and_fused_nodes_join() {
+        assert_eq!(
+            groups(&[
+                "void rms_norm_f32<1024, true, false>(float const*)",
+                "void quantize_q8_1(float const*)",
+                "void mul_mat_q<(ggml_type)8, 64, false>(char const*)",
+                "void mul_mat_q_stream_k_fixup<(ggml_type)8, 64>(int const*)",
+                FLASH,
+                "void flash_attn_stream_k_fixup_general<64, 8, 8>(float*)",
+                "nvjet_sm90_tst_64x32",
+                "void k_bin_bcast<&(op_add(float, float)), float>(float const*)",
+            ]),
+            [
+                (0, vec![0, 1]),
+                (2, vec![2]),
+                (4, vec![4]),
+                (6, vec![5]),
+                (7, vec![6]),
+            ]
+        );
+    }
+
+    #[test]
+    fn separate_kernels_take_their_own_nodes() {
+        let found = groups(&[
+            "void rms_norm_f32<1024, false, false>(float const*)",
+            "void k_bin_bcast<&(op_mul(float, float)), float>(float const*)",
+            "nvjet_sm90_tst_64x32",
+            FLASH,
+        ]);
+
+        assert_eq!(
+            found,
+            [(0, vec![0]), (1, vec![1]), (2, vec![2]), (3, vec![4])]
+        );
+    }
+
+    #[test]
+    fn attention_of_another_head_width_does_not_fit() {
+        assert!(groups(&["void flash_attn_ext_f16<512, 512, 8>(char const*)"]).is_empty());
+    }
+
+    #[test]
+    fn copies_on_the_device_are_nodes_too() {
+        let nodes = [node("CONT", t(1), vec![t(0)])];
+        let copy = record(GpuActivity::DeviceToDevice, "", 0, 1);
+        let upload = record(GpuActivity::HostToDevice, "", 0, 1);
+
+        assert_eq!(align(&[&upload, &copy], &nodes)[0].kernel, 1);
+    }
+}
