@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo
+.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check
 
 build:
 	$(CARGO) build --release
@@ -62,3 +62,7 @@ bundle:
 # The real Gemma vocabulary as a GGUF into .tools/vocab, for the ignored tokenizer test.
 vocab:
 	scripts/vocab.sh
+
+# The profile's page in a real browser: installs Debian's Chromium where no browser is.
+browser-check:
+	scripts/browser-check.sh

@@ -5,7 +5,7 @@
 //! longest common subsequence of kernels proper and nodes that they may compute is the mapping.
 //! A kernel may have fused the nodes behind its own that got none and that read what it makes.
 
-use super::class::{base_name, template_number};
+use super::class::{Class, base_name, of_kernel, template_number};
 use super::window::label;
 use crate::ggml::{GpuActivity, GpuRecord, NodeFact};
 
@@ -35,8 +35,7 @@ const HELPERS: [&str; 12] = [
 ];
 
 /// Beginnings of kernel names, and the operations that such kernels compute.
-const SERVES: [(&str, &[&str]); 19] = [
-    ("flash_attn", &["FLASH_ATTN_EXT"]),
+const SERVES: [(&str, &[&str]); 18] = [
     ("mul_mat", &["MUL_MAT", "MUL_MAT_ID"]),
     ("rms_norm", &["RMS_NORM"]),
     ("norm_f32", &["NORM"]),
@@ -58,48 +57,68 @@ const SERVES: [(&str, &[&str]); 19] = [
 ];
 
 /// Operation of an element-wise kernel by the function in its template arguments.
-const BROADCASTS: [(&str, &str); 5] = [
-    ("op_mul", "MUL"),
-    ("op_add", "ADD"),
-    ("op_div", "DIV"),
-    ("op_sub", "SUB"),
-    ("op_repeat", "REPEAT"),
+const BROADCASTS: [(&str, &[&str]); 5] = [
+    ("op_mul", &["MUL"]),
+    ("op_add", &["ADD"]),
+    ("op_div", &["DIV"]),
+    ("op_sub", &["SUB"]),
+    ("op_repeat", &["REPEAT"]),
 ];
 
-/// Whether a record may be the kernel proper of a node.
-fn computes(record: &GpuRecord, node: &NodeFact) -> bool {
-    if node.is_view() {
-        return false;
-    }
-    let op = node.op.as_str();
-    match record.activity {
-        GpuActivity::Kernel => {}
-        GpuActivity::DeviceToDevice => return matches!(op, "CPY" | "CONT" | "DUP"),
-        _ => return false,
-    }
-    let name = label(record);
-    let base = base_name(name);
-    if HELPERS.iter().any(|h| base.starts_with(h)) || name.contains("splitKreduce") {
-        return false;
-    }
-    if base.starts_with("k_bin_bcast") {
-        return BROADCASTS
-            .iter()
-            .any(|(function, o)| *o == op && name.contains(function));
-    }
-    if base.contains("sort") || base.starts_with("top_k") || base.starts_with("DeviceRadix") {
-        return matches!(op, "ARGSORT" | "TOP_K");
-    }
-    match SERVES.iter().find(|(start, _)| base.starts_with(start)) {
-        Some((_, ["FLASH_ATTN_EXT"])) => {
-            let d = node.sources.first().map(|q| q.dims.ne(0));
-            op == "FLASH_ATTN_EXT" && template_number(name, 0).is_none_or(|n| Some(n) == d)
+/// What a kernel proper may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Proper {
+    ops: &'static [&'static str],
+    /// Width of the heads that an attention kernel is for, where its name says.
+    head_width: Option<usize>,
+}
+
+impl Proper {
+    /// What a record may compute; `None` for helpers and copies to or from the host.
+    fn of(record: &GpuRecord) -> Option<Self> {
+        let ops = |ops| {
+            Some(Self {
+                ops,
+                head_width: None,
+            })
+        };
+        match record.activity {
+            GpuActivity::Kernel => {}
+            GpuActivity::DeviceToDevice => return ops(&["CPY", "CONT", "DUP"]),
+            _ => return None,
         }
-        Some((_, ops)) => ops.contains(&op),
-        None => {
-            super::class::of_kernel(name) == super::class::Class::WeightGemm
-                && matches!(op, "MUL_MAT" | "MUL_MAT_ID")
+        let name = label(record);
+        let base = base_name(name);
+        if HELPERS.iter().any(|h| base.starts_with(h)) || name.contains("splitKreduce") {
+            return None;
         }
+        if base.starts_with("k_bin_bcast") {
+            let known = BROADCASTS
+                .iter()
+                .find(|(function, _)| name.contains(function));
+            return known.and_then(|(_, op)| ops(op));
+        }
+        if base.contains("sort") || base.starts_with("top_k") || base.starts_with("DeviceRadix") {
+            return ops(&["ARGSORT", "TOP_K"]);
+        }
+        if base.starts_with("flash_attn") {
+            return Some(Self {
+                ops: &["FLASH_ATTN_EXT"],
+                head_width: template_number(name, 0),
+            });
+        }
+        match SERVES.iter().find(|(start, _)| base.starts_with(start)) {
+            Some((_, known)) => ops(known),
+            None if of_kernel(name) == Class::WeightGemm => ops(&["MUL_MAT", "MUL_MAT_ID"]),
+            None => None,
+        }
+    }
+
+    /// Whether it may be what computes a node.
+    fn fits(&self, node: &NodeFact) -> bool {
+        let width = node.sources.first().map(|q| q.dims.ne(0));
+        self.ops.contains(&node.op.as_str())
+            && (self.head_width.is_none() || self.head_width == width)
     }
 }
 
@@ -119,15 +138,17 @@ pub fn align(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<Group> {
 
 /// Pairs of record and node, both rising, as many as possible, the earliest where there is a choice.
 fn match_in_order(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<(usize, usize)> {
+    let proper: Vec<Option<Proper>> = records.iter().map(|r| Proper::of(r)).collect();
     let (n_records, n_nodes) = (records.len(), nodes.len());
     let width = n_nodes + 1;
     // best[r * width + n]: most pairs among records from r on and nodes from n on.
     let mut best = vec![0_u32; (n_records + 1) * width];
     let at = |best: &[u32], r: usize, n: usize| best.get(r * width + n).copied().unwrap_or(0);
-    for (r, record) in records.iter().enumerate().rev() {
+    let computes = |kernel: &Option<Proper>, node| kernel.is_some_and(|k| k.fits(node));
+    for (r, kernel) in proper.iter().enumerate().rev() {
         for (n, node) in nodes.iter().enumerate().rev() {
             let mut most = at(&best, r + 1, n).max(at(&best, r, n + 1));
-            if computes(record, node) {
+            if computes(kernel, node) {
                 most = most.max(at(&best, r + 1, n + 1) + 1);
             }
             if let Some(slot) = best.get_mut(r * width + n) {
@@ -137,9 +158,9 @@ fn match_in_order(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<(usize, usi
     }
     let (mut r, mut n) = (0, 0);
     let mut pairs = Vec::new();
-    while let (Some(record), Some(node)) = (records.get(r), nodes.get(n)) {
+    while let (Some(kernel), Some(node)) = (proper.get(r), nodes.get(n)) {
         let most = at(&best, r, n);
-        if computes(record, node) && most == at(&best, r + 1, n + 1) + 1 {
+        if computes(kernel, node) && most == at(&best, r + 1, n + 1) + 1 {
             pairs.push((r, n));
             r += 1;
             n += 1;

@@ -53,10 +53,14 @@ impl Serialize for Class {
     }
 }
 
+/// How a name says that it is local to a file.
+const ANONYMOUS: &str = "(anonymous namespace)::";
+
 /// Name of a kernel function without result type, namespace, template and function arguments.
 ///
 /// `void ns::k_bin_bcast<&op_mul, float>(float const*)` is `k_bin_bcast`.
 pub fn base_name(name: &str) -> &str {
+    let name = name.rsplit_once(ANONYMOUS).map_or(name, |(_, rest)| rest);
     let head = name.split(['<', '(']).next().unwrap_or(name).trim_end();
     let head = head.rsplit(' ').next().unwrap_or(head);
     head.rsplit("::").next().unwrap_or(head)
@@ -69,7 +73,9 @@ pub fn short_name(name: &str) -> &str {
         match c {
             '<' => depth += 1,
             '>' => depth = depth.saturating_sub(1),
-            '(' if depth == 0 && i > 0 => return strip_void(&name[..i]),
+            '(' if depth == 0 && !name[i..].starts_with(ANONYMOUS) => {
+                return strip_void(&name[..i]);
+            }
             _ => {}
         }
     }
@@ -219,6 +225,9 @@ mod tests {
             "ns::k_bin_bcast<&(op_mul(float, float)), float>"
         );
         assert_eq!(short_name("nvjet_tst_128x256"), "nvjet_tst_128x256");
+        let local = "void (anonymous namespace)::scale_f32<2>(float*)";
+        assert_eq!(base_name(local), "scale_f32");
+        assert_eq!(short_name(local), "(anonymous namespace)::scale_f32<2>");
     }
 
     #[test]

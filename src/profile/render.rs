@@ -160,7 +160,7 @@ fn work_text(title: &str, rows: &[WorkRow]) -> String {
             };
             let _ = write!(
                 out,
-                "{:>10.2}{:>9.3}{:>5.0} %{limit:>9}{:>+7.2} %",
+                "{:>10.3}{:>9.4}{:>5.0} %{limit:>9}{:>+7.2} %",
                 f.tflop_s,
                 f.tb_s,
                 100.0 * f.share_of_peak,
@@ -176,7 +176,8 @@ fn notes(profile: &Profile) -> String {
     let peaks = &profile.peaks;
     let mut out = format!(
         "\npeak: {:.1} TFLOP/s, {:.3} TB/s ({})\nperfect: tokens/s won if all kernels of the row \
-         took their ideal time, max(FLOPs / peak, bytes / peak)\n{:.1} % of the time has a node\n",
+         took their ideal time, max(FLOPs / peak, bytes / peak); \
+         above 100 % of the peak: operands were still in a cache\n{:.1} % of the time has a node\n",
         peaks.tflop_s,
         peaks.tb_s,
         peaks.source,
