@@ -60,7 +60,8 @@ const ANONYMOUS: &str = "(anonymous namespace)::";
 ///
 /// `void ns::k_bin_bcast<&op_mul, float>(float const*)` is `k_bin_bcast`.
 pub fn base_name(name: &str) -> &str {
-    let name = name.rsplit_once(ANONYMOUS).map_or(name, |(_, rest)| rest);
+    let name = strip_void(name);
+    let name = name.strip_prefix(ANONYMOUS).unwrap_or(name);
     let head = name.split(['<', '(']).next().unwrap_or(name).trim_end();
     let head = head.rsplit(' ').next().unwrap_or(head);
     head.rsplit("::").next().unwrap_or(head)

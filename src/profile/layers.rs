@@ -137,7 +137,7 @@ mod tests {
                 vec![weight(9, "blk.0.attn_q.weight"), t(3, "")],
             ),
             node("GEGLU", t(5, "node_4"), vec![t(4, "node_3")]),
-            node("ROPE", t(6, "Qcur_pos-1 (permuted)"), vec![t(5, "")]),
+            node("ROPE", t(6, "Qcur_pos-1 (permuted)"), vec![t(8, "")]),
             node("MUL_MAT", t(7, "result_output"), vec![t(6, "")]),
         ];
 
