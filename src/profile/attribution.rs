@@ -95,9 +95,12 @@ pub fn of_window(window: &Window, runs: &[ChunkRun], model: Model<'_>) -> Vec<It
     items
 }
 
+/// A bucket and the names of the kernels that ran for it.
+type Sequence = (BucketShape, Vec<Arc<str>>);
+
 /// Aligns equal lists of kernels once: replays of a bucket are equal.
 #[derive(Default)]
-struct Aligner(HashMap<(BucketShape, Vec<Arc<str>>), Arc<[Group]>>);
+struct Aligner(HashMap<Sequence, Arc<[Group]>>);
 
 impl Aligner {
     fn align(

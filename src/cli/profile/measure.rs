@@ -65,7 +65,7 @@ fn prompt(n: usize, n_vocab: usize) -> Vec<u32> {
     let mut state = 1_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let id = u64::from(state) * n_vocab as u64 >> 32;
+        let id = (u64::from(state) * n_vocab as u64) >> 32;
         u32::try_from(id).unwrap_or(0)
     };
     (0..n).map(|_| next()).collect()
