@@ -205,6 +205,13 @@ fn bucket_that_does_not_exist_is_an_error_with_the_number_of_buckets() {
 }
 
 #[test]
+fn file_on_stdout_is_refused() {
+    profile(&["--trace", "-"])
+        .code(2)
+        .says("--trace: expected a file");
+}
+
+#[test]
 fn one_peak_without_the_other_is_refused() {
     let model = model("tiny", "f32");
 

@@ -1,8 +1,10 @@
 //! The files that `profile` writes: opened before the work, so that a wrong path costs none.
 
-use anyhow::{Context as _, anyhow};
+use std::path::Path;
 
-use super::super::out_file::OutFile;
+use anyhow::{Context as _, anyhow, bail};
+
+use super::super::out_file::{OutFile, is_stdout};
 use super::Args;
 use super::measure::Measured;
 use crate::profile::{drawing, html};
@@ -17,13 +19,11 @@ pub(super) struct Outputs {
 
 impl Outputs {
     pub fn create(args: &Args) -> anyhow::Result<Self> {
-        let open =
-            |path: &Option<std::path::PathBuf>| path.as_deref().map(OutFile::create).transpose();
         Ok(Self {
-            trace: open(&args.trace)?,
-            html: open(&args.html)?,
-            dot: open(&args.dot)?,
-            graph_json: open(&args.graph_json)?,
+            trace: open("--trace", args.trace.as_deref())?,
+            html: open("--html", args.html.as_deref())?,
+            dot: open("--dot", args.dot.as_deref())?,
+            graph_json: open("--graph-json", args.graph_json.as_deref())?,
         })
     }
 
@@ -54,6 +54,13 @@ impl Outputs {
         }
         Ok(())
     }
+}
+
+fn open(option: &str, path: Option<&Path>) -> anyhow::Result<Option<OutFile>> {
+    if path.is_some_and(is_stdout) {
+        bail!("{option}: expected a file, found stdout, which carries the report");
+    }
+    path.map(OutFile::create).transpose()
 }
 
 fn finish(mut file: OutFile, text: &str) -> anyhow::Result<()> {
