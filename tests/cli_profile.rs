@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cli_support::{Run, g4prefill, model, text};
+use g4prefill::engine::{
+    ChunkRecorder, Engine, EngineOptions, Logits, PrefillControl, Rows, Session,
+};
+use g4prefill::ggml::DeviceChoice;
 use serde_json::Value;
 
 const PROMPT: [&str; 8] = [
@@ -116,7 +120,7 @@ fn flops_of_the_head_are_those_of_one_row() {
         .find(|r| r["layer_kind"] == "head" && r["class"] == "weight_gemm")
         .unwrap();
 
-    let inspect = g4prefill(&["inspect", text(&model("tiny", "f32")), "--json"]).json();
+    let inspect = g4prefill(&["inspect", "-m", text(&model("tiny", "f32")), "--json"]).json();
     let (n_embd, n_vocab) = (&inspect["model"]["n_embd"], &inspect["model"]["n_vocab"]);
     let expected = 2.0 * n_embd.as_f64().unwrap() * n_vocab.as_f64().unwrap();
     assert_eq!(head["flops"].as_f64().unwrap(), expected);
@@ -226,6 +230,71 @@ fn one_peak_without_the_other_is_refused() {
     ])
     .code(2)
     .says("--peak-tbs");
+}
+
+fn session() -> Session {
+    let options = EngineOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: 1,
+        chunk: 32,
+        audit: false,
+        backend_dir: std::env::var_os("G4_BACKEND_DIR").map(Into::into),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&model("tiny", "f32"), options, &mut |_| {}).unwrap();
+    engine.session(64).unwrap()
+}
+
+fn prefill(session: &mut Session, recorder: &mut ChunkRecorder) -> Logits {
+    session.reset();
+    let mut control = PrefillControl {
+        recorder: Some(recorder),
+        ..PrefillControl::default()
+    };
+    let ids: Vec<u32> = (2..50).collect();
+    session.prefill(&ids, &Rows::Last, &mut control).unwrap()
+}
+
+#[test]
+fn changed_node_is_found_with_its_property() {
+    let mut session = session();
+    let mut recorder = ChunkRecorder::new(|| 0);
+    recorder.audit_graphs(true);
+    prefill(&mut session, &mut recorder);
+    prefill(&mut session, &mut recorder);
+    assert!(recorder.take().iter().all(|run| run.change.is_none()));
+
+    session.pool_mut().tamper_for_test();
+    prefill(&mut session, &mut recorder);
+
+    let runs = recorder.take();
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        let change = run.change.unwrap();
+        assert_eq!((change.index, change.property), (0, "parameter"));
+    }
+}
+
+#[test]
+fn run_node_by_node_gives_the_same_logits_and_a_time_per_node() {
+    let mut session = session();
+    let mut recorder = ChunkRecorder::new(|| 0);
+    let expected = prefill(&mut session, &mut recorder);
+    recorder.take();
+
+    recorder.time_nodes(true);
+    let found = prefill(&mut session, &mut recorder);
+
+    assert_eq!(found, expected);
+    let n_nodes: Vec<usize> = recorder.take().iter().map(|r| r.node_times.len()).collect();
+    let mut kept: Vec<usize> = session
+        .pool()
+        .graphs()
+        .map(|(_, g)| g.graph.n_nodes())
+        .collect();
+    kept.sort_unstable();
+    // The second chunk's graph has the head too.
+    assert_eq!(n_nodes, kept);
 }
 
 /// Debian's Chromium, or Chrome under one of its names.

@@ -78,7 +78,7 @@ fn prefill(
     recorder: &mut ChunkRecorder,
     console: &Console,
 ) -> anyhow::Result<()> {
-    let _listening = console.interrupt().listen();
+    let _listening = console.interrupt().listen("this chunk");
     session.reset();
     let mut control = PrefillControl {
         cancel: Some(console.interrupt().cancel_token()),
