@@ -15,7 +15,7 @@ use cli_support::{Run, g4prefill, model, text};
 use g4prefill::engine::{
     ChunkRecorder, Engine, EngineOptions, Logits, PrefillControl, Rows, Session,
 };
-use g4prefill::ggml::DeviceChoice;
+use g4prefill::ggml::{Cupti, DeviceChoice, GpuActivity};
 use serde_json::Value;
 
 const PROMPT: [&str; 8] = [
@@ -295,6 +295,93 @@ fn run_node_by_node_gives_the_same_logits_and_a_time_per_node() {
     kept.sort_unstable();
     // The second chunk's graph has the head too.
     assert_eq!(n_nodes, kept);
+}
+
+/// Implements the header with three records: what the library and our side of it agree on.
+const SCRIPTED_LIBRARY: &str = r#"
+#include "g4-cupti.h"
+static struct g4_cupti_record records[3] = {
+    { .start_ns = 100, .end_ns = 110, .kind = G4_CUPTI_RUNTIME, .name = 2, .stream_id = 77, .correlation_id = 9 },
+    { .start_ns = 120, .end_ns = 125, .bytes = 4096, .kind = G4_CUPTI_MEMCPY, .copy_kind = 1, .host_kind = 2,
+      .device_id = 0, .stream_id = 7, .correlation_id = 8 },
+    { .start_ns = 130, .end_ns = 190, .graph_node_id = 1ull << 40, .graph_id = 3, .kind = G4_CUPTI_KERNEL, .name = 1,
+      .stream_id = 7, .correlation_id = 9, .grid = { 10, 20, 30 }, .block = { 128, 2, 1 } },
+};
+static uint32_t flags_seen;
+uint32_t g4_cupti_abi(void) { return G4_CUPTI_ABI; }
+int32_t g4_cupti_start(const char * library, uint32_t flags) {
+    flags_seen = flags;
+    return library == 0 ? G4_CUPTI_OK : G4_CUPTI_E_LIBRARY;
+}
+int32_t g4_cupti_clear(void) { return G4_CUPTI_OK; }
+int32_t g4_cupti_stop(void) { return G4_CUPTI_OK; }
+uint64_t g4_cupti_now(void) { return 1ull << 50; }
+uint32_t g4_cupti_version(void) { return flags_seen == G4_CUPTI_HOST_CALLS ? 130001 : 0; }
+uint64_t g4_cupti_count(uint64_t * dropped) { if (dropped) { *dropped = 5; } return 3; }
+int32_t g4_cupti_get(uint64_t index, struct g4_cupti_record * out, uint64_t struct_bytes) {
+    if (index >= 3 || struct_bytes != sizeof(*out)) { return G4_CUPTI_E_ARGUMENT; }
+    *out = records[index];
+    return G4_CUPTI_OK;
+}
+const char * g4_cupti_name(uint32_t name) { return name == 1 ? "k<1>" : name == 2 ? "cudaGraphLaunch" : ""; }
+const char * g4_cupti_error(void) { return "scripted refusal"; }
+"#;
+
+fn scripted_library(folder: &Path) {
+    let source = folder.join("scripted.c");
+    std::fs::write(&source, SCRIPTED_LIBRARY).unwrap();
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-I"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("ggml-patches/files"))
+        .arg(&source)
+        .arg("-o")
+        .arg(folder.join("libg4-cupti.so"))
+        .status()
+        .expect("start cc, which the build needs too");
+    assert!(status.success());
+}
+
+#[test]
+fn records_of_the_library_arrive_as_its_header_says() {
+    let folder = tempfile::tempdir().unwrap();
+    scripted_library(folder.path());
+
+    let cupti = Cupti::start(&[folder.path().to_owned()], None, true).unwrap();
+    cupti.clear().unwrap();
+    let now = cupti.now_ns();
+    let recording = cupti.finish().unwrap();
+
+    assert_eq!(now, 1 << 50);
+    assert_eq!((recording.cupti_version, recording.n_dropped), (130_001, 5));
+    let [call, copy, kernel] = recording.records.as_slice() else {
+        panic!("{recording:?}");
+    };
+    assert_eq!(call.activity, GpuActivity::HostCall);
+    assert_eq!((&*call.name, call.stream), ("cudaGraphLaunch", 77));
+    assert_eq!(copy.activity, GpuActivity::HostToDevice);
+    assert_eq!((copy.bytes, copy.is_pinned, &*copy.name), (4096, true, ""));
+    assert_eq!((kernel.start_ns, kernel.end_ns), (130, 190));
+    assert_eq!(
+        (&*kernel.name, kernel.correlation),
+        ("k<1>", call.correlation)
+    );
+    assert_eq!(kernel.graph_node, 1 << 40);
+    assert_eq!((kernel.grid, kernel.block), ([10, 20, 30], [128, 2, 1]));
+}
+
+#[test]
+fn refusal_of_the_library_is_told_in_its_words() {
+    let folder = tempfile::tempdir().unwrap();
+    scripted_library(folder.path());
+    let nowhere = folder.path().join("nowhere.so");
+
+    let dirs = [folder.path().to_owned()];
+    let error = Cupti::start(&dirs, Some(&nowhere), true).unwrap_err();
+
+    assert_eq!(
+        error.to_string(),
+        "g4_cupti_start: status -1: scripted refusal"
+    );
 }
 
 /// Debian's Chromium, or Chrome under one of its names.

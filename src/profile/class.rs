@@ -172,10 +172,11 @@ fn changes_type(name: &str) -> bool {
     let Some((_, arguments)) = name.split_once('<') else {
         return false;
     };
-    let head = arguments.split('(').next().unwrap_or(arguments);
-    let mut types = head
-        .split([',', '<', '>', ' '])
-        .filter(|t| matches!(*t, "float" | "__half" | "half" | "__nv_bfloat16" | "int"));
+    // The types may also stand in the name of a function among the template's arguments; the
+    // kernel's own arguments are bytes.
+    let mut types = arguments
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|t| matches!(*t, "float" | "__half" | "half" | "__nv_bfloat16"));
     let first = types.next();
     types.any(|t| Some(t) != first)
 }
@@ -277,6 +278,10 @@ mod tests {
             ),
             (
                 "void cpy_scalar_contiguous<float, __nv_bfloat16>(char const*)",
+                Class::Cast,
+            ),
+            (
+                "void cpy_scalar<&(void cpy_1_scalar<float, __half>(char const*))>(char const*)",
                 Class::Cast,
             ),
             (
