@@ -228,6 +228,19 @@ impl Handle {
         check(options)?;
         start()?;
         let model = load_model(path, options)?;
+        Self::with_model(model, options)
+    }
+
+    /// Drops the context and makes another on the same weights.
+    pub fn remake(self, options: &PeerOptions) -> Result<Self, PeerError> {
+        check(options)?;
+        let Self { context, model, .. } = self;
+        // First, so that the two never take memory side by side.
+        drop(context);
+        Self::with_model(model, options)
+    }
+
+    fn with_model(model: Model, options: &PeerOptions) -> Result<Self, PeerError> {
         let context = make_context(&model, options)?;
         let (m, c) = (model.0.as_ptr(), context.0.as_ptr());
         // SAFETY: the model lives; its vocabulary lives as long.
@@ -274,6 +287,21 @@ impl Handle {
         let memory = unsafe { sys::llama_get_memory(self.context.0.as_ptr()) };
         // SAFETY: the memory belongs to the context; `&mut self` excludes a running decode.
         unsafe { sys::llama_memory_clear(memory, true) };
+    }
+
+    /// Forgets the tokens from position `n` on. Wraps `llama_memory_seq_rm`; returns the first
+    /// position that every cache still holds, by `llama_memory_seq_pos_min`, or `None` when
+    /// nothing is left or llama.cpp refuses.
+    pub fn truncate(&mut self, n: usize) -> Option<usize> {
+        let n = i32::try_from(n).ok()?;
+        // SAFETY: the context lives; a Gemma-4 context has a memory.
+        let memory = unsafe { sys::llama_get_memory(self.context.0.as_ptr()) };
+        // SAFETY: the memory belongs to the context; sequence 0 is the only one; a negative end
+        // means "to the end".
+        let is_done = unsafe { sys::llama_memory_seq_rm(memory, 0, n, -1) };
+        // SAFETY: as above; -1 stands for an empty sequence.
+        let first = unsafe { sys::llama_memory_seq_pos_min(memory, 0) };
+        is_done.then(|| usize::try_from(first).ok()).flatten()
     }
 
     /// Waits until all computation has finished. Wraps `llama_synchronize`.

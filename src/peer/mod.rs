@@ -68,6 +68,7 @@ impl Logits {
 pub struct Llama {
     handle: Handle,
     owners: Vec<KvOwner>,
+    n_swa: usize,
     n_past: usize,
 }
 
@@ -95,6 +96,20 @@ impl Llama {
         Ok(Self {
             handle: Handle::load(path, &options)?,
             owners,
+            n_swa: config.n_swa,
+            n_past: 0,
+        })
+    }
+
+    /// Drops the context and makes another on the same weights; the sequence is empty then.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn remake(self, options: PeerOptions) -> Result<Self, PeerError> {
+        Ok(Self {
+            handle: self.handle.remake(&options)?,
+            owners: self.owners,
+            n_swa: self.n_swa,
             n_past: 0,
         })
     }
@@ -118,6 +133,27 @@ impl Llama {
     pub fn clear(&mut self) {
         self.handle.clear();
         self.n_past = 0;
+    }
+
+    /// Forgets the tokens from position `n` on. Returns whether the next token still finds all
+    /// that it sees; when it does not, the sequence is cleared.
+    ///
+    /// A sliding layer's cache holds little more than its window and overwrites what has left it.
+    pub fn truncate(&mut self, n: usize) -> bool {
+        let n = n.min(self.n_past);
+        let first_seen = (n + 1).saturating_sub(self.n_swa);
+        let first_held = self.handle.truncate(n);
+        if n > 0 && first_held.is_some_and(|first| first <= first_seen) {
+            self.n_past = n;
+            return true;
+        }
+        self.clear();
+        n == 0
+    }
+
+    /// Waits until all computation has finished.
+    pub fn synchronize(&mut self) {
+        self.handle.synchronize();
     }
 
     /// Evaluates tokens after those already evaluated.
