@@ -3,6 +3,7 @@
 //! Data flows one way: GGUF file, then configuration and weights, then the graph, then the
 //! engine, then the command line.
 
+pub mod bench;
 pub mod cli;
 pub mod engine;
 pub mod error;

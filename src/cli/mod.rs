@@ -5,6 +5,7 @@
 //! `-q`. Nothing here ends the process or prints an error: `main.rs` does. No engine logic.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod console;
 pub mod demo;
 mod drive;
@@ -81,6 +82,8 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Make a model and a text, run them, and compare with llama.cpp
     Demo(demo::Args),
+    /// Measure speed and memory, beside llama.cpp on the same file
+    Bench(Box<bench::Args>),
     /// Write a synthetic Gemma-4 model
     Synth(Box<synth::Args>),
     /// Write the logits of a list of token ids
@@ -110,6 +113,7 @@ impl Cli {
             Command::Run(args) => run::run(args, console),
             Command::Inspect(args) => inspect::run(args, console),
             Command::Synth(args) => synth::run(args, console),
+            Command::Bench(args) => bench::run(args, console),
             Command::Demo(args) => demo::run(args, console),
             Command::Logits(args) => logits::run(args, console),
             Command::Plan(args) => plan::run(args, console),
@@ -143,6 +147,7 @@ mod tests {
         "dimension",
         "width",
         "run",
+        "second",
         "entries",
         "word",
         "period",

@@ -1,0 +1,205 @@
+//! llama.cpp at the pin as a contestant, at its best ubatch.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::ubatch::UBATCHES;
+use super::{BenchError, Contestant, Point, Result, Run, Work};
+use crate::ggml::Device;
+use crate::peer::{Llama, PeerError, PeerOptions, Rows};
+
+/// llama.cpp's default for the tokens of one `llama_decode` call.
+const N_BATCH: usize = 2048;
+/// Timed runs of each candidate; the fastest counts.
+const SWEEP_RUNS: usize = 2;
+
+/// Speed of one candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SweepResult {
+    /// Tokens per graph run.
+    pub n_ubatch: usize,
+    /// Prompt tokens per second, of the fastest run.
+    pub tok_s: f64,
+}
+
+/// A model in llama.cpp.
+pub struct LlamaCpp {
+    // Taken while a context is made anew; gone when that fails.
+    llama: Option<Llama>,
+    options: PeerOptions,
+    device: String,
+    current: Option<(Work, Vec<u32>)>,
+}
+
+impl LlamaCpp {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// As [`Llama::load`].
+    pub fn load(path: &Path, options: PeerOptions) -> Result<Self> {
+        let options = PeerOptions {
+            n_batch: options.n_ubatch.max(N_BATCH),
+            ..options
+        };
+        Ok(Self {
+            llama: Some(Llama::load(path, options).map_err(failed)?),
+            device: Device::find(options.device)
+                .map_err(crate::Error::from)?
+                .name(),
+            options,
+            current: None,
+        })
+    }
+
+    /// Runs a prompt with each candidate and keeps the fastest.
+    ///
+    /// # Errors
+    /// As [`Llama::load`]; [`BenchError::Cancelled`].
+    pub fn sweep(
+        &mut self,
+        ids: &[u32],
+        is_cancelled: &dyn Fn() -> bool,
+        note: &dyn Fn(SweepResult),
+    ) -> Result<Vec<SweepResult>> {
+        let mut results = Vec::new();
+        // A ubatch longer than the prompt computes the same as one of its length.
+        let n_useful = UBATCHES
+            .iter()
+            .position(|&n| n >= ids.len())
+            .map_or(UBATCHES.len(), |i| i + 1);
+        for n_ubatch in UBATCHES.into_iter().take(n_useful) {
+            self.remake(n_ubatch, ids.len())?;
+            let mut best = Duration::MAX;
+            for run in 0..=SWEEP_RUNS {
+                if is_cancelled() {
+                    return Err(BenchError::Cancelled);
+                }
+                let llama = self.llama.as_mut().ok_or_else(not_prepared)?;
+                let time = llama.time_prefill(ids).map_err(failed)?;
+                if run > 0 {
+                    best = best.min(time);
+                }
+            }
+            let result = SweepResult {
+                n_ubatch,
+                tok_s: ids.len() as f64 / best.as_secs_f64(),
+            };
+            note(result);
+            results.push(result);
+        }
+        let fastest = results.iter().max_by(|a, b| a.tok_s.total_cmp(&b.tok_s));
+        if let Some(fastest) = fastest {
+            self.options.n_ubatch = fastest.n_ubatch;
+        }
+        Ok(results)
+    }
+
+    /// A new context on the same weights.
+    fn remake(&mut self, n_ubatch: usize, n_ctx: usize) -> Result<()> {
+        let options = PeerOptions {
+            n_ctx,
+            n_ubatch,
+            n_batch: n_ubatch.max(N_BATCH),
+            ..self.options
+        };
+        let llama = self.llama.take().ok_or_else(not_prepared)?;
+        self.llama = Some(llama.remake(options).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Goes back to the state in front of the timed region.
+    fn rewind(&mut self) -> Result<()> {
+        let (Some((work, ids)), Some(llama)) = (&self.current, &mut self.llama) else {
+            return Err(not_prepared());
+        };
+        let start = work.start_pos();
+        if start > 0 && llama.n_past() >= start && llama.truncate(start) {
+            return Ok(());
+        }
+        llama.clear();
+        if start > 0 {
+            let prefix = ids.get(..start).unwrap_or_default();
+            llama.eval(prefix, Rows::Last).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl Contestant for LlamaCpp {
+    fn name(&self) -> &str {
+        "llama.cpp"
+    }
+
+    fn settings(&self) -> BTreeMap<String, String> {
+        let options = &self.options;
+        let settings = [
+            ("device", self.device.clone()),
+            ("n_ubatch", options.n_ubatch.to_string()),
+            ("n_batch", options.n_ubatch.max(N_BATCH).to_string()),
+            ("kv_type", options.kv_type.name().to_owned()),
+            ("weights", "native".to_owned()),
+            ("threads", options.n_threads.to_string()),
+            (
+                "flash_attn",
+                if options.flash_attn { "on" } else { "off" }.to_owned(),
+            ),
+        ];
+        settings
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
+    }
+
+    fn prepare(&mut self, point: &Point, ids: &[u32]) -> Result<()> {
+        self.current = None;
+        self.remake(self.options.n_ubatch, point.work.n_total())?;
+        self.current = Some((point.work, ids.to_vec()));
+        self.rewind()
+    }
+
+    fn begin_scoring(&mut self, n_total: usize) -> Result<bool> {
+        self.current = None;
+        self.remake(self.options.n_ubatch, n_total)?;
+        Ok(true)
+    }
+
+    fn score(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        let llama = self.llama.as_mut().ok_or_else(not_prepared)?;
+        Ok(llama.eval(ids, Rows::All).map_err(failed)?.data)
+    }
+
+    fn run(&mut self) -> Result<Run> {
+        self.rewind()?;
+        let (Some((work, ids)), Some(llama)) = (&self.current, &mut self.llama) else {
+            return Err(not_prepared());
+        };
+        let ids = ids.get(work.start_pos()..).unwrap_or_default();
+        let step = if work.is_decode() {
+            1
+        } else {
+            ids.len().max(1)
+        };
+        let mut logits = None;
+        llama.synchronize();
+        let start = Instant::now();
+        for ids in ids.chunks(step) {
+            logits = Some(llama.eval(ids, Rows::Last).map_err(failed)?.data);
+        }
+        Ok(Run {
+            duration: start.elapsed(),
+            logits,
+            graphs: None,
+        })
+    }
+}
+
+fn not_prepared() -> BenchError {
+    BenchError::NotPrepared {
+        name: "llama.cpp".to_owned(),
+    }
+}
+
+fn failed(error: PeerError) -> BenchError {
+    crate::Error::from(error).into()
+}
