@@ -6,19 +6,20 @@
 
 #[cfg(feature = "llama")]
 mod compare;
-mod spread;
 mod text;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
 
 use super::report::{self, BucketReport, ChunkReport, GraphReport, Provenance, SCHEMA_VERSION};
 use super::{Console, EngineArgs, Interrupted, Progress, Unit, drive};
-use crate::engine::{Rows, Session};
+use crate::bench::Summary;
+use crate::engine::{Engine, Rows, Session};
 use crate::gguf::GgufFile;
 use crate::synth::{self, Spec, SynthError, WeightType};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -98,6 +99,8 @@ struct PeerReport {
     argmax_equal: bool,
     argmax_gap: f32,
     is_valid: bool,
+    /// Why the harness would give no ratio.
+    refused: Option<String>,
 }
 
 /// Runs `demo`; the answer is no when the logits differ from llama.cpp's.
@@ -238,7 +241,7 @@ fn show(
     let text = continue_greedily(&mut session, &tokenizer, first, args.n_gen, console)?;
     let graphs = GraphReport::from(&session.counters());
     let (chunks, buckets) = report::chunk_reports(&chunks);
-    let peer = compare_with_peer(path, &ids, &mut session, args, steps)?;
+    let peer = compare_with_peer(path, &ids, &loaded.engine, args, steps)?;
     Ok(ModelReport {
         model: path.display().to_string(),
         device: loaded.engine.device().name(),
@@ -281,7 +284,7 @@ fn continue_greedily(
 fn compare_with_peer(
     path: &Path,
     ids: &[u32],
-    session: &mut Session,
+    engine: &Arc<Engine>,
     args: &Args,
     steps: &mut Steps<'_>,
 ) -> anyhow::Result<Option<PeerReport>> {
@@ -289,14 +292,14 @@ fn compare_with_peer(
         "the same prompt in turns with llama.cpp, {} each",
         report::count(args.rounds + 1, "run")
     ));
-    compare::compare(path, ids, session, args, steps.console).map(Some)
+    compare::compare(path, ids, engine, args, steps.console).map(Some)
 }
 
 #[cfg(not(feature = "llama"))]
 fn compare_with_peer(
     _path: &Path,
     _ids: &[u32],
-    _session: &mut Session,
+    _engine: &Arc<Engine>,
     _args: &Args,
     steps: &mut Steps<'_>,
 ) -> anyhow::Result<Option<PeerReport>> {
@@ -333,9 +336,11 @@ fn print_model(report: &ModelReport, book: &Path) -> anyhow::Result<()> {
 
 fn describe_peer(peer: &PeerReport, n_prompt: usize) -> String {
     let median = |us: &[u64]| {
-        let samples: Vec<Duration> = us.iter().map(|&us| Duration::from_micros(us)).collect();
-        spread::Spread::of(&samples).map_or(0.0, |s| n_prompt as f64 / s.median_s)
+        let samples: Vec<f64> = us.iter().map(|&us| us as f64 / 1e6).collect();
+        Summary::of(&samples).map_or(0.0, |s| n_prompt as f64 / s.median)
     };
+    let refused = peer.refused.as_ref();
+    let refused = refused.map_or_else(String::new, |why| format!(" (not counted: {why})"));
     let verdict = if peer.is_valid {
         "logits agree"
     } else {
@@ -343,7 +348,7 @@ fn describe_peer(peer: &PeerReport, n_prompt: usize) -> String {
     };
     format!(
         "  llama.cpp  ours {:.1} tok/s, theirs {:.1} tok/s (median of {} runs in turns, ubatch {})\n  \
-         ratio      {:.2} +- {:.2}\n  check      {verdict}: NMSE {:.1e} (limit {:.0e}), argmax {}\n",
+         ratio      {:.2} +- {:.2}{refused}\n  check      {verdict}: NMSE {:.1e} (limit {:.0e}), argmax {}\n",
         median(&peer.ours_us),
         median(&peer.theirs_us),
         peer.n_rounds,
