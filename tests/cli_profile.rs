@@ -134,6 +134,7 @@ fn first_prefill_builds_its_graphs_and_the_audit_says_so() {
 
     let text = run.stdout();
     assert!(text.contains("the first prefill of the process"), "{text}");
+    assert!(text.contains("graphs: 2 built, "), "{text}");
     assert!(
         text.contains("chunk 0 at 0: direct: first run of this graph"),
         "{text}"

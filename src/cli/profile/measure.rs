@@ -98,6 +98,8 @@ struct Runs {
     ordinary: Vec<ChunkRun>,
     /// Begin and end of it, in nanoseconds.
     times: (u64, u64),
+    /// Graphs that it built.
+    n_built: u64,
     /// The prefill node by node, where there are no records.
     by_node: Vec<ChunkRun>,
 }
@@ -128,9 +130,11 @@ fn run_prefills(
     if let Some(cupti) = cupti {
         cupti.clear().context("clear the GPU's records")?;
     }
+    let built_before = session.counters().pool.built;
     let start = clock();
     prefill(session, &ids, &mut recorder, console)?;
     let times = (start, clock());
+    let n_built = session.counters().pool.built - built_before;
     let ordinary = recorder.take();
     if cupti.is_none() {
         recorder.audit_graphs(false);
@@ -140,6 +144,7 @@ fn run_prefills(
     Ok(Runs {
         ordinary,
         times,
+        n_built,
         by_node: recorder.take(),
     })
 }
@@ -155,6 +160,7 @@ pub(super) fn measure(args: &Args, console: &Console) -> anyhow::Result<Measured
     let config = engine.config();
     let mut session = drive::session(&engine, args.n_prompt, 0)?;
     let (cupti, no_cupti) = match started {
+        Ok(_) if engine.device().is_cpu() => (None, Some("the device is the CPU".to_owned())),
         Ok(cupti) => (Some(cupti), None),
         Err(why) => (None, Some(why)),
     };
@@ -204,7 +210,7 @@ pub(super) fn measure(args: &Args, console: &Console) -> anyhow::Result<Measured
         cupti_version: recording.as_ref().map(|r| r.cupti_version),
         no_cupti,
         n_dropped: recording.as_ref().map_or(0, |r| r.n_dropped),
-        graphs: graph_report(&runs.ordinary),
+        graphs: graph_report(&runs.ordinary, runs.n_built),
         profile,
         trace,
         nodes,
@@ -237,14 +243,14 @@ fn buckets(runs: &[ChunkRun]) -> Vec<BucketShape> {
     buckets
 }
 
-fn graph_report(runs: &[ChunkRun]) -> GraphReport {
+fn graph_report(runs: &[ChunkRun], built: u64) -> GraphReport {
     let count = |is: &dyn Fn(&ChunkRun) -> bool| runs.iter().filter(|run| is(run)).count() as u64;
     let (captured, replayed) = (
         count(&|run| run.how == How::Captured),
         count(&|run| run.how.is_replay()),
     );
     GraphReport {
-        built: count(&|run| run.is_built),
+        built,
         captured,
         replayed,
         direct: runs.len() as u64 - captured - replayed,
