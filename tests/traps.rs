@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use g4prefill::engine::kv_cache::Side;
-use g4prefill::engine::{Engine, EngineOptions, Rows, Session, Switches, mask, ring};
+use g4prefill::engine::{
+    Engine, EngineOptions, PrefillControl, Rows, Session, Switches, mask, ring,
+};
 use g4prefill::ggml::{GgmlError, NodeInfo, Rope};
 use g4prefill::gguf::{DType, GgufFile};
 use g4prefill::synth::{self, Spec, WeightType};
@@ -595,6 +597,59 @@ fn t10_a_file_without_a_per_layer_tensor_is_refused_by_name() {
         let error = result.expect_err("no such tensor").to_string();
         assert!(error.contains(tensor), "{tensor}: {error}");
     }
+}
+
+/// T18: a growth or logits beyond the free memory are refused before anything changes.
+#[test]
+fn t18_growth_and_logits_that_do_not_fit_are_refused_and_the_session_goes_on() {
+    let fixture = Fixture::load("a-e4b-q8_0");
+    let tokens = random_tokens(700, fixture.n_vocab, 1);
+    let switches = Switches {
+        pregrow: false,
+        ..Switches::default()
+    };
+    let engine = load(
+        &fixture.gguf,
+        EngineOptions {
+            switches,
+            ..options(64, DType::F16)
+        },
+    );
+    let start = || {
+        let mut session = engine.session(64).expect("session");
+        prefill(&mut session, &tokens[..100], &Rows::Last);
+        session
+    };
+    let (mut session, mut other) = (start(), start());
+    let before = caches(&session, &engine);
+    let mut refused = |free, tokens: &[u32], rows| {
+        session.set_free_memory_for_test(Some(free));
+        let mut control = PrefillControl::default();
+        let error = session.prefill(tokens, &rows, &mut control).unwrap_err();
+        assert_eq!(session.n_past(), 100, "{error}");
+        assert_eq!(session.counters().kv_growths, 0, "{error}");
+        assert_eq!(caches(&session, &engine), before, "{error}");
+        session.set_free_memory_for_test(None);
+        error.to_string()
+    };
+    let text = refused(100 << 10, &tokens[100..400], Rows::Last);
+    let growth = "growing the K/V caches to 512 tokens needs ";
+    assert!(
+        text.starts_with(growth) && text.contains("100.00 KiB are free"),
+        "{text}"
+    );
+    let needed = 100 * fixture.n_vocab * 4;
+    let free = u64::try_from(needed).expect("small");
+    let text = refused(free, &tokens[100..200], Rows::All);
+    assert!(text.starts_with("the logits of 100 rows need "), "{text}");
+
+    // It goes on as one that was never refused: where it fits, and with memory, where it grows.
+    for range in [100..120, 120..400] {
+        let ours = prefill(&mut session, &tokens[range.clone()], &Rows::Last);
+        let theirs = prefill(&mut other, &tokens[range], &Rows::Last);
+        assert_eq!(bits(&ours.data), bits(&theirs.data));
+    }
+    assert_eq!(session.counters().kv_growths, 1);
 }
 
 /// Rotates every basis vector at `positions`: `[d, d, positions]`.

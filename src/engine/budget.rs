@@ -126,6 +126,36 @@ pub enum BudgetError {
         /// Bytes that are free.
         free_bytes: u64,
     },
+    /// The caches cannot grow beside the present ones.
+    #[error(
+        "growing the K/V caches to {n_ctx} tokens needs {} beside the {} that they hold until the \
+         copy, {} are free ({} short)",
+        Bytes(*needed_bytes), Bytes(*held_bytes), Bytes(*free_bytes),
+        Bytes(needed_bytes - free_bytes)
+    )]
+    GrowthDoesNotFit {
+        /// Context in tokens after the growth.
+        n_ctx: usize,
+        /// Bytes that are needed beside what is held.
+        needed_bytes: u64,
+        /// Bytes of the present caches.
+        held_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+    },
+    /// The host has no room for the wanted logits.
+    #[error(
+        "the logits of {n_rows} rows need {} of host memory, {} are free ({} short)",
+        Bytes(*needed_bytes), Bytes(*free_bytes), Bytes(needed_bytes - free_bytes)
+    )]
+    LogitsDoNotFit {
+        /// Wanted rows.
+        n_rows: usize,
+        /// Bytes that are needed.
+        needed_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+    },
     /// One mask would reach 2^31 cells.
     #[error("a chunk of {chunk} tokens over a context of {n_ctx} reaches 2^31 mask cells")]
     MaskTooLarge {
@@ -289,6 +319,70 @@ pub fn fits(needed: &Budget, free: FreeMemory) -> Result<(), BudgetError> {
             Err(BudgetError::DoesNotFit {
                 n_ctx: needed.n_ctx_rows,
                 needed_bytes: needed.total_bytes(),
+                free_bytes,
+            })
+        }
+        FreeMemory::Known(_) | FreeMemory::Unknown => Ok(()),
+    }
+}
+
+/// What a session's memory becomes when its caches grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Growth {
+    /// Context in tokens after the growth.
+    pub n_ctx_rows: usize,
+    /// Bytes of the present caches: they live until the new ones hold their copy.
+    pub kv_held_bytes: u64,
+    /// Bytes of the new caches.
+    pub kv_bytes: u64,
+    /// Bytes that inputs and arena take beyond what they hold, after the old caches are gone.
+    pub more_bytes: u64,
+}
+
+impl Growth {
+    /// Bytes that must be free now: for both caches at once, or for all that comes after.
+    pub fn needed_bytes(&self) -> u64 {
+        let after = self.kv_bytes.saturating_add(self.more_bytes);
+        self.kv_bytes.max(after.saturating_sub(self.kv_held_bytes))
+    }
+
+    /// Checks the growth against the memory that is free beside what is held.
+    ///
+    /// # Errors
+    /// [`BudgetError::GrowthDoesNotFit`], with the numbers. Unknown memory is no reason to refuse.
+    pub fn check(&self, free: FreeMemory) -> Result<(), BudgetError> {
+        match free {
+            FreeMemory::Known(free_bytes) if self.needed_bytes() > free_bytes => {
+                Err(BudgetError::GrowthDoesNotFit {
+                    n_ctx: self.n_ctx_rows,
+                    needed_bytes: self.needed_bytes(),
+                    held_bytes: self.kv_held_bytes,
+                    free_bytes,
+                })
+            }
+            FreeMemory::Known(_) | FreeMemory::Unknown => Ok(()),
+        }
+    }
+}
+
+/// Checks that the logits of `n_rows` wanted rows fit into the host's free memory, beside
+/// read-back memory for `n_run_rows`, those of the largest run.
+///
+/// # Errors
+/// [`BudgetError::LogitsDoNotFit`], with the numbers. Unknown memory is no reason to refuse.
+pub fn logits_fit(
+    n_rows: usize,
+    n_run_rows: usize,
+    n_vocab: usize,
+    free: FreeMemory,
+) -> Result<(), BudgetError> {
+    let rows = n_rows.saturating_add(n_run_rows);
+    let needed_bytes = product(&[rows, n_vocab, size_of::<f32>()]);
+    match free {
+        FreeMemory::Known(free_bytes) if needed_bytes > free_bytes => {
+            Err(BudgetError::LogitsDoNotFit {
+                n_rows,
+                needed_bytes,
                 free_bytes,
             })
         }

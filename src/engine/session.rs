@@ -46,6 +46,7 @@ pub struct Session {
     tokens: Vec<u32>,
     counters: Counters,
     times: HostTimes,
+    free_for_test: Option<u64>,
 }
 
 impl std::fmt::Debug for Session {
@@ -92,6 +93,7 @@ impl Session {
             tokens: Vec::new(),
             counters: Counters::default(),
             times: HostTimes::default(),
+            free_for_test: None,
         })
     }
 
@@ -227,8 +229,9 @@ impl Session {
     /// Computes `tokens` behind what the session holds and returns the logits of `rows`.
     ///
     /// # Errors
-    /// No tokens, a token outside the vocabulary, more tokens than the context holds, out of
-    /// memory, [`EngineError::Cancelled`].
+    /// No tokens, a token outside the vocabulary, more tokens than the context holds, logits or
+    /// grown caches that do not fit into memory (nothing has changed then), out of memory,
+    /// [`EngineError::Cancelled`].
     ///
     /// # Aborts
     /// ggml ends the process when the device fails.
@@ -240,8 +243,9 @@ impl Session {
     ) -> Result<Logits> {
         let start = Instant::now();
         self.check_tokens(tokens)?;
-        self.ensure_context(self.n_past + tokens.len())?;
         let chunks = self.plan(tokens.len(), rows)?;
+        self.check_logits(&chunks)?;
+        self.ensure_context(tokens.len())?;
         self.prepare(&chunks)?;
         self.times.build += start.elapsed();
         let mut logits = Logits {
@@ -403,6 +407,12 @@ impl Session {
         }
         self.staging.scribble(&self.backend, byte);
         self.block.poison(&self.backend, byte);
+    }
+
+    /// Takes `bytes` for the free memory that the device reports, to show what is refused.
+    #[doc(hidden)]
+    pub fn set_free_memory_for_test(&mut self, bytes: Option<u64>) {
+        self.free_for_test = bytes;
     }
 
     /// Writes a byte over the caches, dropping all graphs.

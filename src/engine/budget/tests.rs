@@ -215,3 +215,56 @@ proptest! {
         prop_assert!(need(a.min(b)) <= need(a.max(b)));
     }
 }
+
+#[test]
+fn growth_counts_both_caches_at_once_and_what_comes_after() {
+    let growth = Growth {
+        n_ctx_rows: 512,
+        kv_held_bytes: 100,
+        kv_bytes: 200,
+        more_bytes: 50,
+    };
+    assert_eq!(growth.needed_bytes(), 200, "the copy is the peak");
+    let masks = Growth {
+        more_bytes: 500,
+        ..growth
+    };
+    assert_eq!(masks.needed_bytes(), 600, "the old caches are gone by then");
+
+    assert_eq!(growth.check(FreeMemory::Known(200)), Ok(()));
+    assert_eq!(growth.check(FreeMemory::Unknown), Ok(()));
+    let refused = growth.check(FreeMemory::Known(199));
+    let expected = BudgetError::GrowthDoesNotFit {
+        n_ctx: 512,
+        needed_bytes: 200,
+        held_bytes: 100,
+        free_bytes: 199,
+    };
+    assert_eq!(refused, Err(expected));
+    assert_eq!(
+        expected.to_string(),
+        "growing the K/V caches to 512 tokens needs 200 B beside the 100 B that they hold until \
+         the copy, 199 B are free (1 B short)"
+    );
+}
+
+#[test]
+fn logits_of_all_rows_are_counted_on_the_host() {
+    // 1000 rows of a vocabulary of 262,144 take 1,048,576,000 bytes, a run of 256 rows 268,435,456.
+    let needed = 1_048_576_000 + 268_435_456;
+    let check = |free| logits_fit(1000, 256, 262_144, FreeMemory::Known(free));
+    assert_eq!(check(needed), Ok(()));
+    assert_eq!(
+        check(needed - 1),
+        Err(BudgetError::LogitsDoNotFit {
+            n_rows: 1000,
+            needed_bytes: needed,
+            free_bytes: needed - 1,
+        })
+    );
+    assert_eq!(
+        logits_fit(usize::MAX, 1, 262_144, FreeMemory::Unknown),
+        Ok(())
+    );
+    assert!(logits_fit(usize::MAX, 1, 262_144, FreeMemory::Known(u64::MAX - 1)).is_err());
+}

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use super::Session;
 use crate::Result;
 use crate::engine::bucket::{BucketShape, pad_kv};
+use crate::engine::budget::{self, FreeMemory, Growth};
 use crate::engine::kv_cache::{self, KvCache};
 use crate::engine::options::Readback;
 use crate::engine::plan::Chunk;
 use crate::engine::policy::{self, POOL_LIMIT};
-use crate::ggml::{Block, HostMemory, Staging};
+use crate::engine::{DeviceTraits, EngineError};
+use crate::ggml::{Block, Device, DeviceChoice, HostMemory, Staging};
 use crate::graph::BuildParams;
 use crate::graph::inputs::InputLayout;
 
@@ -22,12 +24,75 @@ impl Session {
         Ok(policy::rows_for(rows, self.n_reserve, n, limit))
     }
 
-    /// Grows the caches so that `n` tokens fit.
-    pub(super) fn ensure_context(&mut self, n: usize) -> Result<()> {
-        let wanted = self.rows_for(n)?;
+    /// Memory that is free beside what the engine and this session hold.
+    fn free_memory(&self) -> FreeMemory {
+        if let Some(bytes) = self.free_for_test {
+            return FreeMemory::Known(bytes);
+        }
+        let device = DeviceTraits::of(&self.backend);
+        if device.is_cpu {
+            // The CPU reports all memory as free, whatever lies in it.
+            let (kv, inputs, arena) = self.device_bytes();
+            let held = [self.engine.weights_choice().bytes, kv, inputs, arena];
+            return device.free().less(held.iter().sum());
+        }
+        let chunk = self.engine.options().chunk;
+        let reserve = policy::reserve_bytes(self.engine.config(), &device, chunk);
+        device.free().less(reserve)
+    }
+
+    /// Refuses logits that the host has no room for.
+    pub(super) fn check_logits(&self, chunks: &[Chunk]) -> Result<()> {
+        let free = if self.engine.is_cpu() || self.free_for_test.is_some() {
+            self.free_memory()
+        } else {
+            let host = Device::find(DeviceChoice::Cpu)?.memory();
+            host.map_or(FreeMemory::Unknown, |(free, total)| {
+                FreeMemory::from_query(free, total)
+            })
+        };
+        let n_rows = chunks.iter().map(|c| c.wanted.len()).sum();
+        let of_run = chunks.iter().map(|c| c.bucket.n_logit_rows()).max();
+        let n_vocab = self.engine.config().n_vocab;
+        budget::logits_fit(n_rows, of_run.unwrap_or(0), n_vocab, free)
+            .map_err(EngineError::from)?;
+        Ok(())
+    }
+
+    /// Refuses a growth that the device has no room for; nothing has changed then.
+    fn check_growth(&self, n_ctx_rows: usize, n_tokens: usize) -> Result<()> {
+        let (config, options) = (self.engine.config(), self.engine.options());
+        let device = DeviceTraits::of(&self.backend);
+        let resident = self.engine.weights_choice().resident();
+        let demand = policy::demand(config, options, &device, resident, n_tokens);
+        let budget = demand
+            .check(n_ctx_rows, resident, FreeMemory::Unknown)
+            .map_err(EngineError::from)?;
+        let (kv, inputs, arena) = self.device_bytes();
+        // A larger I/O block is made beside the old one; the arena gives its memory back first.
+        let inputs = Some(budget.io_bytes).filter(|bytes| *bytes > inputs);
+        let arena = budget.arena_bytes.saturating_sub(arena);
+        let growth = Growth {
+            n_ctx_rows,
+            kv_held_bytes: kv,
+            kv_bytes: budget.kv_global_bytes.saturating_add(budget.kv_ring_bytes),
+            more_bytes: inputs.unwrap_or(0).saturating_add(arena),
+        };
+        growth
+            .check(self.free_memory())
+            .map_err(EngineError::from)?;
+        Ok(())
+    }
+
+    /// Grows the caches so that `n_tokens` more tokens fit.
+    ///
+    /// Old and new caches live at the same time until the rows are copied.
+    pub(super) fn ensure_context(&mut self, n_tokens: usize) -> Result<()> {
+        let wanted = self.rows_for(self.n_past + n_tokens)?;
         if wanted == self.kv.n_ctx_rows {
             return Ok(());
         }
+        self.check_growth(wanted, n_tokens)?;
         let engine = Arc::clone(&self.engine);
         self.pool.clear(&self.backend);
         let options = engine.options();
