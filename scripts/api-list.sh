@@ -20,7 +20,7 @@ need. Written by `make api`, checked by `make check`.
 
 PAGE
     # shellcheck disable=SC2046
-    list "$(uses $(ls src/ggml/*.rs | grep -v '/llama'))"
+    list "$(uses $(find src/ggml -name '*.rs' | grep -v '/llama'))"
     if ls src/ggml/llama*.rs >/dev/null 2>&1; then
         printf '\n## llama.cpp (feature `llama`)\n\n'
         list "$(uses src/ggml/llama*.rs)"

@@ -1,35 +1,19 @@
 //! One constructor per operation. Each checks what ggml would otherwise assert, so that no
 //! sequence of safe calls can end the process. The comment above a check names the assertion.
 
+mod attention;
+mod shape;
+
+pub use attention::Rope;
+pub use shape::View;
+
 use super::graph::GraphBuilder;
 use super::status::GgmlError;
 use super::sys;
-use super::tensor::{Dims, TensorId};
+use super::tensor::TensorId;
 use crate::gguf::DType;
 
 type Result<T> = std::result::Result<T, GgmlError>;
-
-/// Rotary embedding parameters.
-#[derive(Clone, Copy, Debug)]
-pub struct Rope {
-    /// Rotated elements per head.
-    pub n_rot: usize,
-    /// Base of the frequencies.
-    pub freq_base: f32,
-}
-
-/// A view: extents and byte strides of dimensions 1 and 2, and a byte offset.
-#[derive(Clone, Copy, Debug)]
-pub struct View {
-    /// Shape of the view.
-    pub dims: Dims,
-    /// Bytes between elements of dimension 1.
-    pub nb1: usize,
-    /// Bytes between elements of dimension 2.
-    pub nb2: usize,
-    /// Bytes from the start of the viewed tensor.
-    pub offset: usize,
-}
 
 fn shape_error(
     op: &'static str,
@@ -45,10 +29,6 @@ fn shape_error(
 
 fn int(op: &'static str, n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| shape_error(op, "a 32-bit count", n.to_string()))
-}
-
-fn long(op: &'static str, n: usize) -> Result<i64> {
-    i64::try_from(n).map_err(|_| shape_error(op, "a 63-bit count", n.to_string()))
 }
 
 impl GraphBuilder {
@@ -392,261 +372,5 @@ impl GraphBuilder {
         // SAFETY: checked above.
         let t = unsafe { sys::ggml_argsort_top_k(self.ctx(), x.as_ptr(), k) };
         self.push(t)
-    }
-
-    /// Same elements, other shape. Wraps `ggml_reshape_3d`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the counts differ or `x` is not contiguous.
-    pub fn reshape(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
-        let same = self.dims(x)?.n_elements() == dims.n_elements() && dims.ne(3) == 1;
-        let ok = same && self.is_contiguous(x)?;
-        self.require(
-            "reshape",
-            ok,
-            "a contiguous tensor of as many elements",
-            &[x],
-        )?;
-        self.room(1)?;
-        let [a, b, c, _] = dims.as_ne();
-        let x = self.pointer(x)?;
-        // SAFETY: checked above.
-        let t = unsafe { sys::ggml_reshape_3d(self.ctx(), x.as_ptr(), a, b, c) };
-        self.push(t)
-    }
-
-    /// Repeats `x` to a larger shape. Wraps `ggml_repeat_4d`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when an extent is not a multiple of `x`'s.
-    pub fn repeat(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
-        let from = self.dims(x)?;
-        // ggml_repeat_4d: every new extent is a multiple of the old one.
-        let ok =
-            (0..4).all(|i| dims.ne(i).is_multiple_of(from.ne(i))) && self.is_type(x, DType::F32)?;
-        self.require("repeat", ok, "F32 that repeats into the shape", &[x])?;
-        self.room(1)?;
-        let [a, b, c, d] = dims.as_ne();
-        let x = self.pointer(x)?;
-        // SAFETY: checked above.
-        let t = unsafe { sys::ggml_repeat_4d(self.ctx(), x.as_ptr(), a, b, c, d) };
-        self.push(t)
-    }
-
-    /// One behind the other along dimension 0. Wraps `ggml_concat`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the other dimensions or types differ.
-    pub fn concat_0(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
-        let (x, y) = (self.dims(a)?, self.dims(b)?);
-        // ggml_concat: same type, equal extents but for dimension 0.
-        let ok = (1..4).all(|i| x.ne(i) == y.ne(i)) && self.dtype(a)? == self.dtype(b)?;
-        self.require(
-            "concat",
-            ok,
-            "two tensors that differ in dimension 0 only",
-            &[a, b],
-        )?;
-        self.room(1)?;
-        let (a, b) = (self.pointer(a)?, self.pointer(b)?);
-        // SAFETY: checked above.
-        let t = unsafe { sys::ggml_concat(self.ctx(), a.as_ptr(), b.as_ptr(), 0) };
-        self.push(t)
-    }
-
-    /// A window into `x`. Wraps `ggml_view_3d`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the view leaves `x`.
-    pub fn view(&mut self, x: TensorId, view: View) -> Result<TensorId> {
-        let header = self.pointer(x)?;
-        // SAFETY: the header is alive.
-        let limit = unsafe { sys::ggml_nbytes(header.as_ptr()) };
-        let dtype = self.dtype(x)?;
-        let row = dtype
-            .row_bytes(view.dims.ne(0) as u64)
-            .and_then(|b| usize::try_from(b).ok());
-        // ggml_view_impl: the last byte of the view lies inside the viewed tensor.
-        let last = row.and_then(|row| {
-            (view.dims.ne(1).checked_sub(1)?)
-                .checked_mul(view.nb1)?
-                .checked_add(view.dims.ne(2).checked_sub(1)?.checked_mul(view.nb2)?)?
-                .checked_add(row)?
-                .checked_add(view.offset)
-        });
-        let ok = view.dims.ne(3) == 1 && last.is_some_and(|last| last <= limit);
-        self.require("view", ok, "a view inside the tensor", &[x])?;
-        self.room(1)?;
-        let [a, b, c, _] = view.dims.as_ne();
-        // SAFETY: the view was checked to lie inside the tensor.
-        let t = unsafe {
-            sys::ggml_view_3d(
-                self.ctx(),
-                header.as_ptr(),
-                a,
-                b,
-                c,
-                view.nb1,
-                view.nb2,
-                view.offset,
-            )
-        };
-        self.push(t)
-    }
-
-    /// Exchanges dimensions 1 and 2 (a view). Wraps `ggml_permute`.
-    ///
-    /// # Errors
-    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
-    pub fn swap_1_2(&mut self, x: TensorId) -> Result<TensorId> {
-        self.room(1)?;
-        let x = self.pointer(x)?;
-        // SAFETY: the axes are a permutation of 0..4.
-        let t = unsafe { sys::ggml_permute(self.ctx(), x.as_ptr(), 0, 2, 1, 3) };
-        self.push(t)
-    }
-
-    /// Rotary embedding, NeoX pairing (i, i + n_rot / 2), of `x [n_embd_head, n_head, n_tokens]`
-    /// at `pos [n_tokens]` (I32), frequencies divided by `factors [n_rot / 2]`.
-    /// Wraps `ggml_rope_ext`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the shapes do not match.
-    pub fn rope(
-        &mut self,
-        x: TensorId,
-        pos: TensorId,
-        factors: Option<TensorId>,
-        rope: Rope,
-    ) -> Result<TensorId> {
-        let (d, p) = (self.dims(x)?, self.dims(pos)?);
-        // ggml_rope_impl: pos is an I32 vector of ne[2]; factors F32 with >= n_dims / 2.
-        let ok = d.ne(2) == p.ne(0)
-            && self.is_type(pos, DType::I32)?
-            && rope.n_rot <= d.ne(0)
-            && rope.n_rot.is_multiple_of(2)
-            && self.is_type(x, DType::F32)?;
-        self.require("rope", ok, "F32 [d, h, t] and I32 [t]", &[x, pos])?;
-        if let Some(factors) = factors {
-            let enough = self.dims(factors)?.ne(0) >= rope.n_rot / 2;
-            let ok = enough && self.is_type(factors, DType::F32)?;
-            self.require("rope", ok, "F32 factors, one per pair", &[factors])?;
-        }
-        self.room(1)?;
-        let n_rot = int("rope", rope.n_rot)?;
-        let (x, pos) = (self.pointer(x)?, self.pointer(pos)?);
-        let factors = match factors {
-            Some(id) => self.pointer(id)?.as_ptr(),
-            None => std::ptr::null_mut(),
-        };
-        let mode = sys::GGML_ROPE_TYPE_NEOX as i32;
-        // The YaRN parameters are at their neutral values, as llama.cpp passes them for Gemma 4.
-        // SAFETY: checked above; null factors are allowed.
-        let t = unsafe {
-            sys::ggml_rope_ext(
-                self.ctx(),
-                x.as_ptr(),
-                pos.as_ptr(),
-                factors,
-                n_rot,
-                mode,
-                0,
-                rope.freq_base,
-                1.0,
-                0.0,
-                1.0,
-                32.0,
-                1.0,
-            )
-        };
-        self.push(t)
-    }
-
-    /// Attention: `q [d, n_q, n_head]`, `k, v [d, n_kv, n_head_kv]`, `mask [n_kv, n_q]` (F16)
-    /// `-> [d, n_head, n_q]` (F32). Wraps `ggml_flash_attn_ext` with F32 accumulation requested.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the shapes do not match.
-    pub fn flash_attn(
-        &mut self,
-        q: TensorId,
-        k: TensorId,
-        v: TensorId,
-        mask: TensorId,
-        scale: f32,
-    ) -> Result<TensorId> {
-        let (dq, dk, dv, dm) = (
-            self.dims(q)?,
-            self.dims(k)?,
-            self.dims(v)?,
-            self.dims(mask)?,
-        );
-        // ggml_flash_attn_ext: can_mul_mat(k, q); mask F16, contiguous, ne[1] >= q->ne[1];
-        // trap T05: the mask has exactly the key axis of the view.
-        let ok = dq.ne(0) == dk.ne(0)
-            && dk == dv
-            && dq.ne(2) % dk.ne(2) == 0
-            && dm.ne(0) == dk.ne(1)
-            && dm.ne(1) >= dq.ne(1)
-            && self.is_type(mask, DType::F16)?
-            && self.is_contiguous(mask)?;
-        self.require(
-            "flash_attn",
-            ok,
-            "matching q, k, v and an F16 mask",
-            &[q, k, v, mask],
-        )?;
-        self.room(1)?;
-        let (q, k, v) = (self.pointer(q)?, self.pointer(k)?, self.pointer(v)?);
-        let mask = self.pointer(mask)?;
-        // SAFETY: checked above.
-        let t = unsafe {
-            sys::ggml_flash_attn_ext(
-                self.ctx(),
-                q.as_ptr(),
-                k.as_ptr(),
-                v.as_ptr(),
-                mask.as_ptr(),
-                scale,
-                0.0,
-                0.0,
-            )
-        };
-        // SAFETY: `t` is the flash-attention node just made.
-        unsafe { sys::ggml_prec_set_acc(t, sys::GGML_PREC_F32) };
-        self.push(t)
-    }
-
-    /// Converts to another type. Wraps `ggml_cast`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when a row is not whole blocks of the type.
-    pub fn cast(&mut self, x: TensorId, dtype: DType) -> Result<TensorId> {
-        super::tensor::check_new(dtype, &self.dims(x)?)?;
-        self.room(1)?;
-        let x = self.pointer(x)?;
-        // SAFETY: the type is known and the row length was checked.
-        let t = unsafe { sys::ggml_cast(self.ctx(), x.as_ptr(), dtype.id() as _) };
-        self.push(t)
-    }
-
-    /// Rows `first .. first + n` of a two-dimensional tensor, as a view `[k, n]`.
-    ///
-    /// # Errors
-    /// [`GgmlError::Shape`] when the rows leave the tensor.
-    pub fn rows(&mut self, x: TensorId, first: usize, n: usize) -> Result<TensorId> {
-        let stride = self.row_stride(x)?;
-        let k = self.dims(x)?.ne(0);
-        long("rows", first)?;
-        let offset = first.saturating_mul(stride);
-        self.view(
-            x,
-            View {
-                dims: Dims::new(&[k, n]),
-                nb1: stride,
-                nb2: stride * n,
-                offset,
-            },
-        )
     }
 }
