@@ -231,6 +231,20 @@ impl Metadata {
         }
     }
 
+    /// What `get` takes from the value of a key, if the key is present.
+    fn opt<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        get: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, GgufError> {
+        let Some(e) = self.entry(key) else {
+            return Ok(None);
+        };
+        let found = get(&e.value).ok_or_else(|| self.wrong_type(e, expected));
+        found.map(Some)
+    }
+
     fn narrow<T: TryFrom<i128>>(
         &self,
         e: &Entry,
@@ -345,14 +359,10 @@ impl Metadata {
     /// # Errors
     /// Other type.
     pub fn opt_bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
-        match self.entry(key) {
-            None => Ok(None),
-            Some(Entry {
-                value: Value::Bool(x),
-                ..
-            }) => Ok(Some(*x)),
-            Some(e) => Err(self.wrong_type(e, "a boolean")),
-        }
+        self.opt(key, "a boolean", |value| match value {
+            Value::Bool(x) => Some(*x),
+            _ => None,
+        })
     }
 
     /// Reads a string.
@@ -368,14 +378,10 @@ impl Metadata {
     /// # Errors
     /// Other type.
     pub fn opt_str(&self, key: &str) -> Result<Option<&str>, GgufError> {
-        match self.entry(key) {
-            None => Ok(None),
-            Some(Entry {
-                value: Value::Str(x),
-                ..
-            }) => Ok(Some(x)),
-            Some(e) => Err(self.wrong_type(e, "a string")),
-        }
+        self.opt(key, "a string", |value| match value {
+            Value::Str(x) => Some(x.as_str()),
+            _ => None,
+        })
     }
 
     /// Reads an array of strings, if the key is present.
@@ -383,14 +389,10 @@ impl Metadata {
     /// # Errors
     /// Other type.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>, GgufError> {
-        match self.entry(key) {
-            None => Ok(None),
-            Some(Entry {
-                value: Value::Array(Array::Str(v)),
-                ..
-            }) => Ok(Some(v)),
-            Some(e) => Err(self.wrong_type(e, "an array of strings")),
-        }
+        self.opt(key, "an array of strings", |value| match value {
+            Value::Array(Array::Str(v)) => Some(v.as_slice()),
+            _ => None,
+        })
     }
 
     /// Reads an array of `f32`, if the key is present.
@@ -398,14 +400,10 @@ impl Metadata {
     /// # Errors
     /// Other type.
     pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>, GgufError> {
-        match self.entry(key) {
-            None => Ok(None),
-            Some(Entry {
-                value: Value::Array(Array::F32(v)),
-                ..
-            }) => Ok(Some(v)),
-            Some(e) => Err(self.wrong_type(e, "an array of f32")),
-        }
+        self.opt(key, "an array of f32", |value| match value {
+            Value::Array(Array::F32(v)) => Some(v.as_slice()),
+            _ => None,
+        })
     }
 
     /// Reads an array of integers of any stored width as `i32`, if the key is present.
