@@ -1,8 +1,9 @@
 //! Our engine against llama.cpp at the pin, on the same file in the same process.
 //!
 //! Compared are the logits of all rows and the K and V rows of every layer: a prefill engine's
-//! product is its cache. The models are synthetic with the real head widths. The limits and
-//! their reasons are in `docs/numerics.md`.
+//! product is its cache. The models are synthetic: the `tiny` presets in every type, and the
+//! released shapes scaled down, with the real head widths, ratios of heads, windows and layer
+//! patterns. The limits and their reasons are in `docs/numerics.md`.
 #![cfg(feature = "llama")]
 #![allow(
     clippy::expect_used,
@@ -11,7 +12,7 @@
     reason = "a failed assumption fails the test"
 )]
 
-mod oracle;
+mod support;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -24,11 +25,13 @@ use g4prefill::gguf::DType;
 use g4prefill::model::weights::WeightsMode;
 use g4prefill::peer::{self, KvLayer, Llama, PeerOptions};
 use g4prefill::synth::{self, Spec, WeightType};
-use oracle::compare::{argmax, gap, median, nmse, row_nmse};
-use oracle::tolerance::{self, Limit};
+use support::compare::{argmax, gap, median, nmse, row_nmse};
+use support::tolerance::{self, Limit};
 
 /// Rows of the longest prompt: several windows, several chunks, no multiple of anything.
 const N_PROMPT: usize = 333;
+/// Context of both sides, in tokens: above every prompt here.
+const N_CTX: usize = 1536;
 
 /// One model to compare on.
 struct Model {
@@ -41,9 +44,14 @@ struct Model {
 
 fn write(dir: &Path, preset: &str, weights: &'static str, seed: u64, trim: bool) -> Model {
     let mut spec = Spec::preset(preset).expect("a preset");
+    spec.trim_shared = trim;
+    write_spec(dir, preset, spec, weights, seed)
+}
+
+fn write_spec(dir: &Path, preset: &str, mut spec: Spec, weights: &'static str, seed: u64) -> Model {
     spec.seed = seed;
     spec.weight_type = WeightType::from_name(weights).expect("a type");
-    spec.trim_shared = trim;
+    let trim = spec.trim_shared;
     let label = format!(
         "{preset} {weights} seed {seed}{}",
         if trim { " trimmed" } else { "" }
@@ -81,7 +89,7 @@ fn load_engine(model: &Model, kv: DType, chunk: usize) -> Arc<Engine> {
         // One: the tests run side by side, and ggml's threads spin.
         n_threads: 1,
         chunk,
-        n_ctx: 1024,
+        n_ctx: N_CTX,
         kv_type: kv,
         weights: WeightsMode::Native,
         ..EngineOptions::default()
@@ -91,8 +99,8 @@ fn load_engine(model: &Model, kv: DType, chunk: usize) -> Arc<Engine> {
 
 fn llama(model: &Model, kv: DType) -> Llama {
     let options = PeerOptions {
-        n_ctx: 1024,
-        n_batch: 1024,
+        n_ctx: N_CTX,
+        n_batch: N_CTX,
         flash_attn: kv != DType::F32,
         kv_type: kv,
         n_threads: 1,
@@ -224,13 +232,15 @@ fn compare_kv(
     }
 }
 
-fn compare(model: &Model, kv: DType, chunks: &[usize]) {
-    let ids = prompt(N_PROMPT, model.n_vocab, 7);
+/// Compares logits of all rows and caches at each chunk size, and the caches again after a prefill
+/// that wants the last row only, which takes another path through the graphs.
+fn compare(model: &Model, kv: DType, chunks: &[usize], n_prompt: usize) {
+    let ids = prompt(n_prompt, model.n_vocab, 7);
     let theirs = theirs(model, kv, &ids);
     let mut wrong = Vec::new();
     for &chunk in chunks {
         let engine = load_engine(model, kv, chunk);
-        let mut session = engine.session(N_PROMPT).expect("a session");
+        let mut session = engine.session(n_prompt).expect("a session");
         let mut control = PrefillControl::default();
         let logits = session
             .prefill(&ids, &engine::Rows::All, &mut control)
@@ -244,14 +254,8 @@ fn compare(model: &Model, kv: DType, chunks: &[usize]) {
         );
         compare_logits(model, (kv, chunk), &logits.data, &theirs.logits, &mut wrong);
         let is_swa = |il: usize| config.layers[il].is_swa;
-        compare_kv(
-            model,
-            (kv, chunk),
-            &session,
-            &theirs.layers,
-            &is_swa,
-            &mut wrong,
-        );
+        let layers = &theirs.layers;
+        compare_kv(model, (kv, chunk), &session, layers, &is_swa, &mut wrong);
 
         if chunk == 1 {
             continue;
@@ -261,14 +265,7 @@ fn compare(model: &Model, kv: DType, chunks: &[usize]) {
         session
             .prefill(&ids, &engine::Rows::Last, &mut control)
             .expect("our logits");
-        compare_kv(
-            model,
-            (kv, chunk),
-            &session,
-            &theirs.layers,
-            &is_swa,
-            &mut wrong,
-        );
+        compare_kv(model, (kv, chunk), &session, layers, &is_swa, &mut wrong);
     }
     assert!(wrong.is_empty(), "beyond the limits:\n{}", wrong.join("\n"));
 }
@@ -282,8 +279,8 @@ fn all_types(preset: &str) {
         ("q8_0", 4, &[48]),
     ] {
         let model = write(dir.path(), preset, weights, seed, false);
-        compare(&model, DType::F32, f32_chunks);
-        compare(&model, DType::F16, &[64, 2048]);
+        compare(&model, DType::F32, f32_chunks, N_PROMPT);
+        compare(&model, DType::F16, &[64, 2048], N_PROMPT);
     }
 }
 
@@ -302,12 +299,87 @@ fn expert_models_agree_with_llama_cpp_in_logits_and_caches() {
     all_types("tiny-moe");
 }
 
+/// A released shape scaled down.
+struct Scaled {
+    preset: &'static str,
+    /// Layers, whole periods of the pattern, and how many of them share K/V.
+    n_layer: u32,
+    n_shared_kv: u32,
+    /// Query heads, K/V heads of sliding and of global layers, in the preset's ratios.
+    heads: [u32; 3],
+    n_prompt: usize,
+    chunk: usize,
+}
+
+/// Keeps head widths, window, pattern and ratios of the preset; widths, depth, vocabulary and
+/// experts are small.
+fn agrees_scaled(scaled: &Scaled) {
+    let real = Spec::preset(scaled.preset).expect("a preset");
+    let [n_head, n_head_kv, n_head_kv_full] = scaled.heads;
+    let ratio = |n_head: u32, n_head_kv: u32| n_head / n_head_kv;
+    assert_eq!(ratio(n_head, n_head_kv), ratio(real.n_head, real.n_head_kv));
+    assert_eq!(
+        ratio(n_head, n_head_kv_full),
+        ratio(real.n_head, real.n_head_kv_full)
+    );
+    assert!(scaled.n_prompt > usize::try_from(real.n_swa).expect("small"));
+    let few = |n: u32, most: u32| n.min(most);
+    let spec = Spec {
+        n_layer: scaled.n_layer,
+        n_shared_kv: scaled.n_shared_kv,
+        n_head,
+        n_head_kv,
+        n_head_kv_full,
+        n_embd: 128,
+        n_ff: 128,
+        n_vocab: 512,
+        n_embd_per_layer: few(real.n_embd_per_layer, 32),
+        n_expert: few(real.n_expert, 16),
+        n_expert_used: few(real.n_expert_used, 4),
+        n_ff_exp: few(real.n_ff_exp, 64),
+        ..real
+    };
+    let dir = tempfile::tempdir().expect("a folder");
+    for (weights, kv, seed) in [("f32", DType::F32, 11), ("q8_0", DType::F16, 12)] {
+        let model = write_spec(dir.path(), scaled.preset, spec.clone(), weights, seed);
+        compare(&model, kv, &[scaled.chunk], scaled.n_prompt);
+    }
+}
+
+macro_rules! scaled_tests {
+    ($($test:ident: $scaled:expr;)*) => {
+        $(#[test]
+        fn $test() {
+            agrees_scaled(&$scaled);
+        })*
+    };
+}
+
+// The rings of E2B, E4B and 31B wrap (window - 1 + chunk, padded to 256, is below the prompt).
+scaled_tests! {
+    the_e2b_shape_agrees_with_llama_cpp: Scaled {
+        preset: "e2b", n_layer: 10, n_shared_kv: 5, heads: [8, 1, 1], n_prompt: 800, chunk: 96,
+    };
+    the_e4b_shape_agrees_with_llama_cpp: Scaled {
+        preset: "e4b", n_layer: 12, n_shared_kv: 6, heads: [4, 1, 1], n_prompt: 800, chunk: 200,
+    };
+    the_12b_shape_agrees_with_llama_cpp: Scaled {
+        preset: "12b", n_layer: 6, n_shared_kv: 0, heads: [16, 8, 1], n_prompt: 1061, chunk: 256,
+    };
+    the_26b_a4b_shape_agrees_with_llama_cpp: Scaled {
+        preset: "26b-a4b", n_layer: 6, n_shared_kv: 0, heads: [8, 4, 1], n_prompt: 1100, chunk: 512,
+    };
+    the_31b_shape_agrees_with_llama_cpp: Scaled {
+        preset: "31b", n_layer: 6, n_shared_kv: 0, heads: [8, 4, 1], n_prompt: 1301, chunk: 256,
+    };
+}
+
 #[test]
 fn a_trimmed_file_gives_what_the_whole_one_gives() {
     let dir = tempfile::tempdir().expect("a folder");
     let whole = write(dir.path(), "tiny", "f32", 5, false);
     let trimmed = write(dir.path(), "tiny", "f32", 5, true);
-    compare(&trimmed, DType::F32, &[64]);
+    compare(&trimmed, DType::F32, &[64], N_PROMPT);
     let ids = prompt(100, whole.n_vocab, 8);
     let [a, b] = [&whole, &trimmed].map(|m| theirs(m, DType::F32, &ids).logits);
     assert!(

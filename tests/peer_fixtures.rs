@@ -10,13 +10,13 @@
     reason = "a failed assumption fails the test"
 )]
 
-mod oracle;
+mod support;
 
 use g4prefill::gguf::DType;
 use g4prefill::peer::{Llama, Logits, PeerError, PeerOptions, Rows};
-use oracle::compare::{gap, max_abs, nmse};
-use oracle::fixtures::{self, Fixture};
-use oracle::tolerance;
+use support::compare::{gap, max_abs, nmse};
+use support::fixtures::{self, Fixture};
+use support::tolerance;
 
 /// Options of one column of the table.
 fn options(kv: &str, n_ubatch: usize) -> PeerOptions {
@@ -34,15 +34,14 @@ fn options(kv: &str, n_ubatch: usize) -> PeerOptions {
 }
 
 fn load(fixture: &Fixture, options: PeerOptions) -> Llama {
-    Llama::load(&fixture.model(), options).unwrap_or_else(|e| panic!("{}: {e}", fixture.name))
+    Llama::load(&fixture.gguf, options).unwrap_or_else(|e| panic!("{}: {e}", fixture.name))
 }
 
 fn runnable() -> Vec<Fixture> {
-    let dir = fixtures::dir();
-    let names = fixtures::names(&dir)
+    let names = fixtures::names()
         .into_iter()
         .filter(|name| !name.starts_with("e-donor"));
-    names.map(|name| fixtures::load(&dir, &name)).collect()
+    names.map(|name| Fixture::load(&name)).collect()
 }
 
 fn sampled(logits: &Logits, positions: &[usize]) -> Vec<f32> {
@@ -74,7 +73,7 @@ fn every_fixture_gives_the_figure_of_the_table() {
                 llama.clear();
                 let logits = llama.eval(&case.tokens, Rows::All).expect("logits");
                 let ours = sampled(&logits, &case.positions);
-                let found = nmse(&ours, fixture.reference(case));
+                let found = nmse(&ours, &case.logits);
                 let table = tolerance::llama_figure(&fixture.name, &case.id, kv).expect("a figure");
                 let line = format!(
                     "{:14} {:7} K/V {kv}, ubatch {n_ubatch:3}: {found:.1e}, table {table:.1e}",
@@ -106,7 +105,7 @@ fn greedy_runs_follow_the_reference_as_far_as_its_lead_is_clear() {
             let clear = case
                 .greedy_gap
                 .iter()
-                .take_while(|&&g| g >= limit.greedy_gap)
+                .take_while(|&&g| g >= f64::from(limit.greedy_gap))
                 .count();
             let label = format!("{} {}", fixture.name, case.id);
             assert_eq!(
@@ -255,12 +254,11 @@ fn a_sliding_cache_holds_at_least_the_window() {
 
 #[test]
 fn what_llama_cpp_would_abort_on_is_an_error() {
-    let dir = fixtures::dir();
-    let donor = fixtures::load(&dir, "e-donor-f32");
-    let error = Llama::load(&donor.model(), PeerOptions::default()).expect_err("it would abort");
+    let donor = Fixture::load("e-donor-f32");
+    let error = Llama::load(&donor.gguf, PeerOptions::default()).expect_err("it would abort");
     assert!(matches!(error, PeerError::DonorRule { .. }), "{error}");
 
-    let fixture = fixtures::load(&dir, "c-dense-f32");
+    let fixture = Fixture::load("c-dense-f32");
     let mut llama = load(
         &fixture,
         PeerOptions {
@@ -316,7 +314,7 @@ fn what_llama_cpp_would_abort_on_is_an_error() {
             ..options("f32", 64)
         },
     ] {
-        let error = Llama::load(&fixture.model(), bad).expect_err("out of range");
+        let error = Llama::load(&fixture.gguf, bad).expect_err("out of range");
         assert!(matches!(error, PeerError::Option { .. }), "{error}");
     }
 }
@@ -334,13 +332,9 @@ fn a_file_that_is_no_model_is_an_error_with_its_name() {
 fn the_fixtures_leads_are_what_their_logits_say() {
     for fixture in runnable() {
         for case in &fixture.cases {
-            for (row, &p) in fixture
-                .reference(case)
-                .chunks(fixture.n_vocab)
-                .zip(&case.positions)
-            {
+            for (row, &p) in case.logits.chunks(fixture.n_vocab).zip(&case.positions) {
                 assert!(
-                    (gap(row) - case.argmax_gap[p]).abs() < 1e-3,
+                    (f64::from(gap(row)) - case.argmax_gap[p]).abs() < 1e-3,
                     "{} {p}",
                     fixture.name
                 );

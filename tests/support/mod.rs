@@ -1,10 +1,17 @@
 //! Shared by the integration tests: fixtures, comparison, the device under test.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test binary uses its own part"
+)]
 
+pub mod compare;
+pub mod fixtures;
 pub mod op;
 pub mod oracle;
+pub mod tolerance;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use g4prefill::engine::{
@@ -12,94 +19,8 @@ use g4prefill::engine::{
 };
 use g4prefill::ggml::{DeviceChoice, devices, load_backends};
 
-/// One prompt of a fixture and what the reference computed for it.
-pub struct Case {
-    pub tokens: Vec<u32>,
-    pub positions: Vec<usize>,
-    /// `[n_vocab, positions]`.
-    pub logits: Vec<f32>,
-    pub argmax: Vec<usize>,
-    pub argmax_gap: Vec<f64>,
-    pub greedy: Vec<u32>,
-    pub greedy_gap: Vec<f64>,
-}
-
-/// A model with reference logits (`tests/fixtures/README.md`).
-pub struct Fixture {
-    pub name: String,
-    pub gguf: PathBuf,
-    pub n_vocab: usize,
-    pub cases: Vec<Case>,
-}
-
-fn numbers<T>(value: &serde_json::Value, get: impl Fn(&serde_json::Value) -> Option<T>) -> Vec<T> {
-    value
-        .as_array()
-        .expect("an array")
-        .iter()
-        .map(|v| get(v).expect("a number"))
-        .collect()
-}
-
-impl Fixture {
-    pub fn load(name: &str) -> Self {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        let text = std::fs::read_to_string(dir.join(format!("{name}.json"))).expect("fixture");
-        let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
-        let file = json["logits_file"].as_str().expect("logits_file");
-        let raw = std::fs::read(dir.join(file)).expect("logits");
-        let all: Vec<f32> = raw
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
-            .collect();
-        let usize_of = |v: &serde_json::Value| v.as_u64().and_then(|v| usize::try_from(v).ok());
-        let u32_of = |v: &serde_json::Value| v.as_u64().and_then(|v| u32::try_from(v).ok());
-        let n_vocab = usize_of(&json["n_vocab"]).expect("n_vocab");
-        let case = |c: &serde_json::Value| {
-            let positions = numbers(&c["positions"], usize_of);
-            let offset = usize_of(&c["logits_offset"]).expect("logits_offset");
-            Case {
-                tokens: numbers(&c["tokens"], u32_of),
-                logits: all[offset..offset + positions.len() * n_vocab].to_vec(),
-                positions,
-                argmax: numbers(&c["argmax"], usize_of),
-                argmax_gap: numbers(&c["argmax_gap"], serde_json::Value::as_f64),
-                greedy: numbers(&c["greedy"], u32_of),
-                greedy_gap: numbers(&c["greedy_gap"], serde_json::Value::as_f64),
-            }
-        };
-        let cases = json["cases"]
-            .as_array()
-            .expect("cases")
-            .iter()
-            .map(case)
-            .collect();
-        let gguf = dir.join(json["gguf"].as_str().expect("gguf"));
-        Self {
-            name: name.to_owned(),
-            gguf,
-            n_vocab,
-            cases,
-        }
-    }
-}
-
-/// `sum (a - b)^2 / sum b^2`; not finite when `a` is not.
-pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len(), "as many values as the reference");
-    let num: f64 = a
-        .iter()
-        .zip(b)
-        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
-        .sum();
-    num / b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()
-}
-
-/// Index of the largest value.
-pub fn argmax(row: &[f32]) -> usize {
-    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    best.expect("a row").0
-}
+pub use compare::{argmax, nmse};
+pub use fixtures::{Case, Fixture};
 
 /// Bits of all values: equal only when nothing differs.
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,0 +1,88 @@
+//! Reads the reference fixtures: tiny models with the logits of `transformers` in float32.
+//!
+//! They lie in `tests/fixtures`; its README says who made them and how.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One model with its cases.
+#[derive(Deserialize)]
+pub struct Fixture {
+    pub name: String,
+    /// Path of the model file.
+    pub gguf: PathBuf,
+    /// Type of the matmul weights: `f32`, `bf16` or `q8_0`.
+    pub weights: String,
+    logits_file: String,
+    pub n_vocab: usize,
+    /// Sliding window in tokens.
+    pub window: usize,
+    pub cases: Vec<Case>,
+}
+
+/// One prompt and what the reference computed for it.
+#[derive(Deserialize)]
+pub struct Case {
+    pub id: String,
+    pub tokens: Vec<u32>,
+    /// Positions whose reference logits are stored.
+    pub positions: Vec<usize>,
+    /// Offset into the logits file, in float32 elements.
+    logits_offset: usize,
+    /// Reference logits, `[n_vocab, positions.len()]`.
+    #[serde(skip)]
+    pub logits: Vec<f32>,
+    /// Most likely token after every position, and its lead over the second.
+    pub argmax: Vec<usize>,
+    pub argmax_gap: Vec<f64>,
+    /// Greedy continuation, and the lead at each step.
+    pub greedy: Vec<u32>,
+    pub greedy_gap: Vec<f64>,
+}
+
+impl Fixture {
+    /// Loads one fixture by name.
+    pub fn load(name: &str) -> Self {
+        let dir = dir();
+        let path = dir.join(format!("{name}.json"));
+        let text =
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let mut fixture: Self =
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let bytes = std::fs::read(dir.join(&fixture.logits_file)).expect("logits file");
+        let all: Vec<f32> = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        for case in &mut fixture.cases {
+            let n = case.positions.len() * fixture.n_vocab;
+            case.logits = all[case.logits_offset..case.logits_offset + n].to_vec();
+        }
+        fixture.weights = fixture.weights.to_lowercase();
+        fixture.gguf = dir.join(&fixture.gguf);
+        fixture
+    }
+
+    /// Whether the model has experts.
+    pub fn is_moe(&self) -> bool {
+        self.name.contains("moe")
+    }
+}
+
+/// Returns the fixtures' folder.
+fn dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// Names of all text fixtures, sorted; those with image spans are left out.
+pub fn names() -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(dir())
+        .expect("fixtures folder")
+        .filter_map(|entry| entry.ok()?.path().file_name()?.to_str().map(str::to_owned))
+        .filter_map(|file| file.strip_suffix(".json").map(str::to_owned))
+        .filter(|name| !name.starts_with("f-vision"))
+        .collect();
+    names.sort();
+    names
+}
