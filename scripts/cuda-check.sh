@@ -19,6 +19,7 @@ $cmake -S vendor -B "$build" -DG4_STAGED="$staged" -DG4_LIB_DIR="$build/lib" \
 files=$(
     for file in ggml-patches/files/*.cu; do basename "$file"; done
     sed -n "s|^+++ b/$cuda/\(.*\.cu\)$|\1|p" ggml-patches/*.patch
+    grep -qh "^+++ b/$cuda/mmf.cuh" ggml-patches/*.patch && echo template-instances/mmf-instance-ncols_16.cu
     grep -qh "^+++ b/$cuda/mmq.cuh" ggml-patches/*.patch && echo template-instances/mmq-instance-q4_0.cu
     grep -qh "^+++ b/$cuda/fattn-vec.cuh" ggml-patches/*.patch && echo template-instances/fattn-vec-instance-f16-f16.cu
     true
@@ -29,6 +30,22 @@ left_out=$(sed -n 's/.*"\(fattn-tile-instance.*\)").*/\1/p' vendor/CMakeLists.tx
 missing=$(comm -23 <(instances $(ls "$staged/$cuda"/template-instances/*.cu | grep -E "$left_out")) \
     <(instances ggml-patches/files/g4-prune.cu))
 [ -z "$missing" ] || { echo "cuda-check: g4-prune.cu lacks $missing" >&2; exit 1; }
+# Each function of an operation that is left out and still named has its stand-in, and each such
+# operation is denied.
+operations=$(sed -n '/foreach (operation/,/)/p' vendor/CMakeLists.txt | sed 's/foreach (operation//; s/)//')
+kept=$(ls "$staged/$cuda"/*.cu | grep -vE "/($(tr -s ' \n' '|' <<<"$operations" | sed 's/^|//; s/|$//'))[.]cu$")
+for operation in $operations; do
+    [ -f "$staged/$cuda/$operation.cu" ] || { echo "cuda-check: no $operation.cu to leave out" >&2; exit 1; }
+    for function in $(sed -nE 's/^(void|bool) (\w+)\(.*/\2/p' "$staged/$cuda/$operation.cuh"); do
+        named=$(grep -lw "$function" $kept | grep -v '/g4-prune[.]cu' || true)
+        [ -z "$named" ] || grep -qw "$function" ggml-patches/files/g4-prune.cu ||
+            { echo "cuda-check: g4-prune.cu lacks $function" >&2; exit 1; }
+        for op in $(grep -B1 -E "^ +$function\(ctx" "$staged/$cuda/ggml-cuda.cu" | grep -oE 'GGML_OP_\w+' || true); do
+            grep -q "case $op:" ggml-patches/files/g4-prune.cuh ||
+                { echo "cuda-check: g4-prune.cuh builds $op, whose file is left out" >&2; exit 1; }
+        done
+    done
+done
 
 mapfile -t objects < <(sort -u <<<"$files" | sed 's/$/.o/')
 time make --no-print-directory -C "$build/$cuda" -j"$(nproc)" "${objects[@]}"
