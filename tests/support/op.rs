@@ -1,4 +1,4 @@
-//! Runs a few operations on the CPU through the fence.
+//! Runs a few operations on a device through the fence.
 
 use g4prefill::ggml::{
     Arena, Backend, Block, Device, DeviceChoice, Dims, GgmlError, GraphBuilder, HostMemory, Span,
@@ -32,24 +32,44 @@ pub fn i32s(values: &[i32]) -> Input {
 }
 
 pub fn cpu(n_threads: usize) -> Backend {
+    open(DeviceChoice::Cpu, n_threads)
+}
+
+pub fn open(choice: DeviceChoice, n_threads: usize) -> Backend {
     load_backends(None).expect("backends");
-    let device = Device::find(DeviceChoice::Cpu).expect("a CPU");
+    let device = Device::find(choice).expect("a device");
     Backend::open(device, n_threads).expect("backend")
 }
 
-/// Builds a graph over `inputs`, runs it and returns its F32 result.
+/// Builds a graph over `inputs`, runs it on the CPU and returns its F32 result.
 pub fn run(
     inputs: &[Input],
     build: impl FnOnce(&mut GraphBuilder, &[TensorId]) -> Result<TensorId, GgmlError>,
 ) -> Result<Vec<f32>, GgmlError> {
-    let backend = cpu(1);
+    Ok(run_on(&cpu(1), inputs, build)?.values)
+}
+
+/// What a graph gave.
+pub struct Outcome {
+    /// Its F32 result.
+    pub values: Vec<f32>,
+    /// Operations of its nodes.
+    pub ops: Vec<String>,
+}
+
+/// Builds a graph over `inputs` and runs it.
+pub fn run_on(
+    backend: &Backend,
+    inputs: &[Input],
+    build: impl FnOnce(&mut GraphBuilder, &[TensorId]) -> Result<TensorId, GgmlError>,
+) -> Result<Outcome, GgmlError> {
     let mut offsets = Vec::new();
     let mut total = 0;
     for input in inputs {
         offsets.push(total);
         total = (total + input.bytes.len()).next_multiple_of(256);
     }
-    let block = Block::allocate(&backend, total, "op inputs")?;
+    let block = Block::allocate(backend, total, "op inputs")?;
     let mut b = GraphBuilder::new(64)?;
     let mut ids = Vec::new();
     for (input, &offset) in inputs.iter().zip(&offsets) {
@@ -58,10 +78,10 @@ pub fn run(
     let out = build(&mut b, &ids)?;
     let n = b.dims(out)?.n_elements();
     b.output(out)?;
-    let mut arena = Arena::new(&backend)?;
-    let mut graph = b.finish(&mut arena, &backend)?;
+    let mut arena = Arena::new(backend)?;
+    let mut graph = b.finish(&mut arena, backend)?;
     let mut staging = Staging::new(backend.device(), 1, total, false);
-    staging.upload(&backend, &block, |slot| -> Result<Vec<Span>, GgmlError> {
+    staging.upload(backend, &block, |slot| -> Result<Vec<Span>, GgmlError> {
         for (input, &offset) in inputs.iter().zip(&offsets) {
             slot[offset..offset + input.bytes.len()].copy_from_slice(&input.bytes);
         }
@@ -72,12 +92,14 @@ pub fn run(
             len,
         }])
     })?;
-    graph.compute(&backend)?;
+    graph.compute(backend)?;
     let mut memory = HostMemory::allocate(backend.device(), n * 4, false);
-    read_back(&backend, &graph, out, &mut memory, n * 4)?;
-    Ok(memory
+    read_back(backend, &graph, out, &mut memory, n * 4)?;
+    let values = memory
         .bytes()
         .chunks_exact(4)
         .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
-        .collect())
+        .collect();
+    let ops = graph.describe().into_iter().map(|node| node.op).collect();
+    Ok(Outcome { values, ops })
 }
