@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use g4prefill::engine::{Engine, EngineOptions, Place, Rows, Switches, mask};
 use g4prefill::ggml::{
-    Arena, Backend, Band, Block, Device, DeviceChoice, Dims, GraphBuilder, HostMemory, Span,
-    Staging, read_back,
+    Arena, Backend, Band, Block, Device, DeviceChoice, Dims, GraphBuilder, HostMemory, NodeFlags,
+    Span, Staging, read_back,
 };
 use g4prefill::gguf::DType;
 use g4prefill::model::weights::WeightsMode;
@@ -167,6 +167,21 @@ fn gpu_chunks_are_replays_and_equal_fresh_graphs() {
     assert_eq!(cuda.replays, 0, "nothing is replayed with the switch off");
 }
 
+/// The switches that choose kernels of ours: they change the order of sums.
+fn kernel_switches() -> [(&'static str, Switches); 2] {
+    let on = Switches::default();
+    [
+        ("fuse", Switches { fuse: false, ..on }),
+        (
+            "attention",
+            Switches {
+                attention: false,
+                ..on
+            },
+        ),
+    ]
+}
+
 #[test]
 fn gpu_switches_change_no_bit() {
     if !gpu("gpu_switches_change_no_bit") {
@@ -206,6 +221,11 @@ fn gpu_switches_change_no_bit() {
         let error = nmse(&base.data, &full.data);
         println!("{name}: skip_dead_rows off: nmse {error:.2e}");
         assert!(error < 1e-3, "{name}: {error:.2e}");
+        for (label, switches) in kernel_switches() {
+            let error = nmse(&base.data, &run(switches).data);
+            println!("{name}: {label} off: nmse {error:.2e}");
+            assert!(error < 1e-3, "{name}: {label} off: {error:.2e}");
+        }
     }
 }
 
@@ -356,7 +376,7 @@ fn device_mask(
             }])
         })
         .expect("upload");
-    let mut b = GraphBuilder::new(16).expect("builder");
+    let mut b = GraphBuilder::new(16, NodeFlags::default()).expect("builder");
     let p = b
         .input(&block, 0, DType::I32, Dims::new(&[n]), "pos")
         .expect("pos");
@@ -489,19 +509,14 @@ fn gpu_switches_change_no_bit_of_a_large_model() {
         }
         println!("switch {label}: bit-identical at 2048 and 8192");
     }
-    for (label, error) in [(
-        "skip_dead_rows",
-        run(Switches {
-            skip_dead_rows: false,
-            ..on
-        }),
-    )]
-    .map(|(label, other)| {
-        (
-            label,
-            [nmse(&other[0], &base[0]), nmse(&other[1], &base[1])],
-        )
-    }) {
+    let no_skip = Switches {
+        skip_dead_rows: false,
+        ..on
+    };
+    let bounded = [("skip_dead_rows", no_skip)].into_iter();
+    for (label, switches) in bounded.chain(kernel_switches()) {
+        let other = run(switches);
+        let error = [nmse(&other[0], &base[0]), nmse(&other[1], &base[1])];
         println!("switch {label}: NMSE {error:?}");
         assert!(error.iter().all(|e| *e < 1e-3));
     }

@@ -1,5 +1,5 @@
 //! Every operation of the graphs, CPU against CUDA, at the shapes that the graphs have; attention
-//! with and without patch 0040; fully hidden rows (T02); upload slots under pressure (T08).
+//! with and without patches 0040 and 0090, chains that one kernel of 0080 computes; fully hidden rows (T02); upload slots under pressure (T08).
 //!
 //! Bounds are those of llama.cpp's `tests/test-backend-ops.cpp`, which compares the same pair of
 //! backends: NMSE 5e-4 for products and attention, 1e-7 for what rounds nothing but its result.
@@ -363,6 +363,35 @@ fn attention(d: usize, gqa: usize, (n_q, n_kv): (usize, usize), kv: DType) -> Ca
     )
 }
 
+/// `n_q` rows that end at `end`, against a ring of `rows` slots: what sliding layers run.
+fn windowed(d: usize, gqa: usize, n_q: usize, (rows, end): (usize, usize), n_swa: usize) -> Case {
+    let mut cells = vec![0; n_q * rows];
+    let positions: Vec<i32> = (end - n_q..end)
+        .map(|p| i32::try_from(p).expect("small"))
+        .collect();
+    mask::fill(&mut cells, rows, &positions, end, Some(rows), Some(n_swa)).expect("a mask");
+    let label = format!("flash_attn d {d} gqa {gqa} rows {n_q} ring {rows} end {end} window {n_swa}");
+    let inputs = attention_inputs(d, gqa, (n_q, rows), DType::F16, &cells);
+    case(label, PRODUCT, inputs, |b, i| {
+        b.flash_attn(i[0], i[1], i[2], i[3], 1.0)
+    })
+}
+
+/// Shapes that patch 0090 takes: enough tiles, windows that cross the ring's end or do not, rows
+/// that do not fill the last tile.
+fn visible_shapes() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for gqa in [2, 4, 8] {
+        for (n_q, end) in [(1024, 1024), (1024, 1536), (1001, 3000)] {
+            cases.push(windowed(256, gqa, n_q, (1536, end), 512));
+        }
+    }
+    for gqa in [4, 8] {
+        cases.push(attention(512, gqa, (1024, 1536), DType::F16));
+    }
+    cases
+}
+
 fn attention_inputs(
     d: usize,
     gqa: usize,
@@ -400,8 +429,100 @@ fn attentions() -> Vec<Case> {
     cases
 }
 
+/// `x / rms(x) * w`.
+fn normed(b: &mut GraphBuilder, x: TensorId, w: TensorId) -> Result<TensorId, GgmlError> {
+    let x = b.rms_norm(x, 1e-6)?;
+    b.mul(x, w)
+}
+
+/// A result as BF16 and back, so that values can be compared.
+fn rounded(b: &mut GraphBuilder, x: TensorId, keep: &[TensorId]) -> Result<TensorId, GgmlError> {
+    let y = b.cast(x, DType::BF16)?;
+    b.keep_until(y, keep)?;
+    b.cast(y, DType::F32)
+}
+
+/// The chains of `g4-fuse.cu`, at widths that fill a block and that do not. BF16 results differ by
+/// one rounding where the F32 values differ in their last bits.
+fn chains() -> Vec<Case> {
+    const BF16_ROUNDING: f64 = 1e-6;
+    let mut cases = Vec::new();
+    for n in [256, 1536, 2560, 2816, 5376] {
+        for m in [1, 3, 129] {
+            let x = values(n * m, 1);
+            let r = values(n * m, 2);
+            let inputs = || {
+                vec![
+                    op::f32s(&[n, m], &x),
+                    op::f32s(&[n], &values(n, 3)),
+                    op::f32s(&[n, m], &r),
+                    op::f32s(&[1], &[0.25]),
+                    op::f32s(&[n], &values(n, 4)),
+                ]
+            };
+            let label = |what: &str| format!("{what} [{n}, {m}]");
+            cases.push(case(label("norm, bf16"), BF16_ROUNDING, inputs(), |b, i| {
+                let y = normed(b, i[0], i[1])?;
+                rounded(b, y, &[])
+            }));
+            cases.push(case(label("norm, add, norm"), EXACT, inputs(), |b, i| {
+                let y = normed(b, i[0], i[1])?;
+                let y = b.add(y, i[2])?;
+                let z = normed(b, y, i[4])?;
+                b.add(z, y)
+            }));
+            cases.push(case(
+                label("norm, add, scale, norm, bf16"),
+                BF16_ROUNDING,
+                inputs(),
+                |b, i| {
+                    let y = normed(b, i[0], i[1])?;
+                    let y = b.add(y, i[2])?;
+                    let y = b.mul(y, i[3])?;
+                    let z = normed(b, y, i[4])?;
+                    let z = rounded(b, z, &[i[0], i[2]])?;
+                    b.add(z, y)
+                },
+            ));
+            cases.push(case(label("norm, add, bf16"), BF16_ROUNDING, inputs(), |b, i| {
+                let y = normed(b, i[0], i[1])?;
+                let y = b.add(y, i[2])?;
+                let z = rounded(b, y, &[i[0], i[2]])?;
+                b.add(z, y)
+            }));
+        }
+    }
+    for (n, m) in [(256, 5), (1536, 129), (10240, 64)] {
+        let both = values(2 * n * m, 5);
+        let label = format!("geglu, bf16 [{n}, {m}]");
+        cases.push(case(label, GELU, vec![op::f32s(&[2 * n, m], &both)], |b, i| {
+            let y = b.geglu_halves(i[0])?;
+            rounded(b, y, &[i[0]])
+        }));
+    }
+    for (k, n) in [(2560, 2048), (10240, 2560), (1536, 12288)] {
+        let inputs = || {
+            vec![
+                matrix(DType::BF16, &[k, n], 6),
+                op::f32s(&[k], &values(k, 7)),
+            ]
+        };
+        let label = format!("one row of {k} by BF16 [{k}, {n}]");
+        cases.push(case(label, PRODUCT, inputs(), |b, i| b.mul_mat(i[0], i[1])));
+        let label = format!("one row of {k} by BF16 [{k}, {n}], geglu");
+        cases.push(case(label, PRODUCT, inputs(), |b, i| {
+            let y = b.mul_mat(i[0], i[1])?;
+            let z = b.geglu_halves(y)?;
+            b.keep_until(z, &[i[1]])?;
+            Ok(z)
+        }));
+    }
+    cases
+}
+
 fn cases() -> Vec<Case> {
     [
+        chains(),
         products(),
         rows(),
         elementwise(),
@@ -469,38 +590,39 @@ fn gpu_every_operation_agrees_with_the_cpu() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Head width 512 with tiles of 64 columns: what patch 0040 compiles a second time.
-fn hopper_shapes() -> Vec<Case> {
+/// What the patches 0040 (head width 512, tiles of 64 columns) and 0090 compile a second time.
+fn patched_shapes() -> Vec<Case> {
     let mut cases = Vec::new();
     for gqa in [4, 8, 16] {
         for n_q in [64, 129, 512] {
             cases.push(attention(512, gqa, (n_q, 1024), DType::F16));
         }
     }
+    cases.extend(visible_shapes());
     cases
 }
 
 /// Run by the test below in processes of their own: the library reads the environment once.
 #[test]
-#[ignore = "a part of gpu_0040_attention_agrees_with_the_shipped_configuration"]
-fn gpu_0040_part() {
+#[ignore = "a part of gpu_attention_agrees_with_the_shipped_kernels"]
+fn gpu_attention_part() {
     let out = std::env::var("G4_TEST_OUT").expect("G4_TEST_OUT names a file");
     let cuda = op::open(DeviceChoice::Cuda(0), 1);
     let mut bytes = Vec::new();
-    for case in hopper_shapes() {
+    for case in patched_shapes() {
         let run = op::run_on(&cuda, &case.inputs, &case.build).expect("attention");
         bytes.extend(run.values.iter().flat_map(|v| v.to_le_bytes()));
     }
     std::fs::write(out, bytes).expect("a file");
 }
 
-/// Patch 0040 against the configuration that ggml ships, on the same inputs.
+/// Patches 0040 and 0090 against the kernels that ggml ships, on the same inputs.
 ///
 /// Both round alike and add in another order, so each is as far from the CPU's F32 sums as the
 /// other: two results within e of the exact one are within 4 e of each other (`docs/numerics.md`).
 #[test]
-fn gpu_0040_attention_agrees_with_the_shipped_configuration() {
-    if !gpu("gpu_0040_attention_agrees_with_the_shipped_configuration") {
+fn gpu_attention_agrees_with_the_shipped_kernels() {
+    if !gpu("gpu_attention_agrees_with_the_shipped_kernels") {
         return;
     }
     let dir = tempfile::tempdir().expect("a folder");
@@ -508,7 +630,7 @@ fn gpu_0040_attention_agrees_with_the_shipped_configuration() {
         let out = dir.path().join(name);
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command
-            .args(["--exact", "gpu_0040_part", "--ignored"])
+            .args(["--exact", "gpu_attention_part", "--ignored"])
             .env("G4_TEST_OUT", &out)
             .env_remove("GGML_G4_DISABLE");
         if let Some(list) = disable {
@@ -521,10 +643,10 @@ fn gpu_0040_attention_agrees_with_the_shipped_configuration() {
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect()
     };
-    let (patched, shipped) = (run("patched", None), run("shipped", Some("0040")));
+    let (patched, shipped) = (run("patched", None), run("shipped", Some("0040,0090")));
     let cpu = op::cpu(4);
     let mut at = 0;
-    for case in hopper_shapes() {
+    for case in patched_shapes() {
         let exact = op::run_on(&cpu, &case.inputs, &case.build).expect("the CPU");
         let range = at..at + exact.values.len();
         at = range.end;
@@ -624,7 +746,7 @@ fn gpu_t08_slots_are_not_rewritten_while_their_upload_is_in_flight() {
 
 /// Bytes of a block, by way of an input that lies there.
 fn read_range(backend: &Backend, block: &Block, offset: usize, len: usize) -> Vec<u8> {
-    let mut b = GraphBuilder::new(16).expect("builder");
+    let mut b = GraphBuilder::new(16, op::OUR_KERNELS).expect("builder");
     let dims = Dims::new(&[len / 4]);
     let input = b
         .input(block, offset, DType::F32, dims, "range")

@@ -26,7 +26,12 @@ struct ggml_backend;
 struct ggml_tensor;
 
 // Raised when a prototype, a struct or a meaning below changes.
-#define G4_CUDA_ABI 1
+#define G4_CUDA_ABI 2
+
+// Flags of a node (ggml_tensor::flags, above ggml's own bits). Kernels of ours compute nodes that
+// carry one; all other graphs in the process run as ggml ships them.
+#define G4_NODE_FUSE      (1 << 16) // may be computed together with its neighbours (patch 0080)
+#define G4_NODE_ATTENTION (1 << 17) // flash attention: our tile config and key lists (0040, 0090)
 
 enum g4_status {
     G4_OK           =  0,

@@ -4,8 +4,9 @@
 #pragma once
 
 #include "common.cuh"
+#include "g4-ext.h" // G4_NODE_ATTENTION
 
-// True on compute capability 9.0 unless GGML_G4_DISABLE lists 0040. Other GPUs keep ggml's config:
+// Kernels of ours run for nodes with G4_NODE_ATTENTION only. True on compute capability 9.0 unless GGML_G4_DISABLE lists 0040. Other GPUs keep ggml's config:
 // this one needs 200 KB of shared memory in a block.
 static inline bool g4_fattn_hopper_enabled(const int cc) {
     static const bool enabled = g4_patch_enabled("0040");

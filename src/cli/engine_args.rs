@@ -77,6 +77,12 @@ pub struct EngineArgs {
     /// Compute a row only as far as something reads it
     #[arg(long, value_name = "SWITCH", value_enum, default_value_t = OnOff::On, env = "G4_SKIP_DEAD_ROWS")]
     pub skip_dead_rows: OnOff,
+    /// On a GPU: run chains of element-wise operations as one kernel each
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = OnOff::On, env = "G4_FUSE")]
+    pub fuse: OnOff,
+    /// On a GPU: let prompt attention walk the visible keys only
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = OnOff::On, env = "G4_ATTENTION")]
+    pub attention: OnOff,
 }
 
 /// A switch.
@@ -181,9 +187,15 @@ mod tests {
             ("f16", WeightsArg::Auto)
         );
         assert!(
-            [args.replay, args.pregrow, args.skip_dead_rows]
-                .iter()
-                .all(|s| s.is_on())
+            [
+                args.replay,
+                args.pregrow,
+                args.skip_dead_rows,
+                args.fuse,
+                args.attention
+            ]
+            .iter()
+            .all(|s| s.is_on())
         );
         assert_eq!((args.mask, args.ple), (PlaceArg::Device, PlaceArg::Device));
         assert_eq!(args.readback, ReadbackArg::Pinned);
@@ -230,6 +242,10 @@ mod tests {
             "pageable",
             "--skip-dead-rows",
             "off",
+            "--fuse",
+            "off",
+            "--attention",
+            "off",
             "--weights",
             "bf16",
             "--threads",
@@ -240,9 +256,15 @@ mod tests {
         .unwrap();
 
         assert!(
-            [args.replay, args.pregrow, args.skip_dead_rows]
-                .iter()
-                .all(|s| !s.is_on())
+            [
+                args.replay,
+                args.pregrow,
+                args.skip_dead_rows,
+                args.fuse,
+                args.attention
+            ]
+            .iter()
+            .all(|s| !s.is_on())
         );
         assert_eq!((args.mask, args.ple), (PlaceArg::Host, PlaceArg::Host));
         assert_eq!(

@@ -52,6 +52,8 @@ impl EngineArgs {
                 ReadbackArg::Pageable => Readback::Pageable,
             },
             skip_dead_rows: self.skip_dead_rows.is_on(),
+            fuse: self.fuse.is_on(),
+            attention: self.attention.is_on(),
         }
     }
 }

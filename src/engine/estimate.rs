@@ -14,7 +14,7 @@
 //!   head     n_out (n_embd + n_vocab)
 //! ```
 //!
-//! Where activations are shared as BF16 copies, half of the operand comes on top. A quarter is
+//! Where products read BF16 copies, half of the operand comes on top. A quarter is
 //! added for the gaps that placing leaves: the widest is where the per-layer rows were summed. A
 //! test compares the result with measured arenas.
 
@@ -29,7 +29,7 @@ pub struct ArenaOptions {
     pub skip_dead_rows: bool,
     /// Per-layer rows come from the host.
     pub host_ple: bool,
-    /// Products read one shared BF16 copy of an activation.
+    /// Products read a BF16 copy of their activation, beside what it was rounded from.
     pub bf16_operands: bool,
     /// Attention converts the visible K/V to F16 behind its output.
     pub converts_kv: bool,
@@ -85,7 +85,7 @@ fn layer_elements(
     let input = sum(&[n_embd, copy(n_embd)]);
     let qkv = sum(&[q, 2 * kv, input]).max(sum(&[2 * q, 3 * kv]));
     let attend = sum(&[2 * q, copy(q)]);
-    let ffn = sum(&[3 * n_ff]).max(sum(&[2 * n_ff, input]));
+    let ffn = sum(&[3 * n_ff, copy(n_ff)]).max(sum(&[2 * n_ff, input]));
     let experts = if l.is_moe {
         let [n_used, n_expert, n_ff] =
             [config.n_expert_used, config.n_expert, config.n_ff_exp].map(to_u64);

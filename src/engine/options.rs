@@ -39,6 +39,10 @@ pub struct Switches {
     pub readback: Readback,
     /// Leave out rows that nothing reads.
     pub skip_dead_rows: bool,
+    /// On a GPU with our library: chains of element-wise operations as one kernel.
+    pub fuse: bool,
+    /// On a GPU with our library: prompt attention over the visible keys only, tuned for the GPU.
+    pub attention: bool,
 }
 
 impl Default for Switches {
@@ -50,6 +54,8 @@ impl Default for Switches {
             pregrow: true,
             readback: Readback::Pinned,
             skip_dead_rows: true,
+            fuse: true,
+            attention: true,
         }
     }
 }

@@ -5,10 +5,10 @@ use super::bucket::{BucketShape, KV_PAD, Kind, Ladder, pad_kv};
 use super::budget::{CacheLayer, Demand, FreeMemory, Resident};
 use super::estimate::{ArenaOptions, arena_bytes};
 use super::kv_cache;
-use super::options::{EngineOptions, Place};
+use super::options::{EngineOptions, Place, Switches};
 use super::plan::Limits;
 use super::{EngineError, ring};
-use crate::ggml::{Backend, DeviceChoice};
+use crate::ggml::{Backend, DeviceChoice, NodeFlags};
 use crate::gguf::DType;
 use crate::model::Config;
 use crate::model::weights::WeightsMode;
@@ -166,6 +166,14 @@ pub fn host_masks(mask: Place, has_mask_kernel: bool) -> bool {
     mask == Place::Host || !has_mask_kernel
 }
 
+/// Which kernels of ours the nodes of a graph ask for.
+pub fn node_flags(switches: Switches, has_our_library: bool) -> NodeFlags {
+    NodeFlags {
+        fuse: switches.fuse && has_our_library,
+        attention: switches.attention && has_our_library,
+    }
+}
+
 /// Upload slots: chunks whose inputs may wait at once. The CPU has run a chunk when the next is
 /// filled, and a slot that carries masks is large.
 pub fn upload_slots(is_cpu: bool, host_masks: bool) -> usize {
@@ -215,7 +223,9 @@ pub fn arena_options(
     ArenaOptions {
         skip_dead_rows: options.switches.skip_dead_rows,
         host_ple: options.switches.ple == Place::Host,
-        bf16_operands: resident == Resident::Bf16 && !device.is_cpu,
+        bf16_operands: resident == Resident::Bf16
+            && options.switches.fuse
+            && device.compute_cap.is_some(),
         converts_kv: !device.is_cpu && options.kv_type != DType::F16,
     }
 }

@@ -85,7 +85,7 @@ pub fn check(
             kv: &kv,
             block: &block,
             options: inputs,
-            share_bf16_cast: !device.is_cpu(),
+            flags: policy::node_flags(options.switches, !device.is_cpu()),
         };
         n_asked += graph::ask(params, shape, &name, supports)?;
     }

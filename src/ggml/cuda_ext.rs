@@ -52,7 +52,7 @@ struct Version {
 }
 
 /// The ABI number this file was written for (`G4_CUDA_ABI`).
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 
 type VersionFn = unsafe extern "C" fn(i32, *mut Version) -> i32;
 type CountersFn = unsafe extern "C" fn(*mut sys::ggml_backend, *mut GraphCounters) -> i32;

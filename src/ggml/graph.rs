@@ -28,7 +28,24 @@ pub struct GraphBuilder {
     blocks: Vec<Block>,
     // Reads an outline: may be asked about, not placed.
     is_outline: bool,
+    flags: NodeFlags,
     context: Context,
+}
+
+/// Which kernels of ours may compute the nodes of a graph (`ggml-patches/files/g4-ext.h`). ggml's
+/// own backends, and a CUDA library without our patches, ignore them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFlags {
+    /// `G4_NODE_FUSE`: chains of element-wise nodes as one kernel.
+    pub fuse: bool,
+    /// `G4_NODE_ATTENTION`: attention over the visible keys only.
+    pub attention: bool,
+}
+
+impl NodeFlags {
+    fn bits(self) -> i32 {
+        i32::from(self.fuse) << 16 | i32::from(self.attention) << 17
+    }
 }
 
 impl std::fmt::Debug for GraphBuilder {
@@ -42,11 +59,11 @@ impl std::fmt::Debug for GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// Starts a graph of at most `limit` tensors.
+    /// Starts a graph of at most `limit` tensors, all of whose nodes will carry `flags`.
     ///
     /// # Errors
     /// [`GgmlError::Alloc`] when the headers do not fit in memory.
-    pub fn new(limit: usize) -> Result<Self, GgmlError> {
+    pub fn new(limit: usize, flags: NodeFlags) -> Result<Self, GgmlError> {
         let context = Context::new(limit, true)?;
         // SAFETY: the context was sized for a graph of `limit` nodes.
         let graph = unsafe { sys::ggml_new_graph_custom(context.as_ptr(), limit, false) };
@@ -60,6 +77,7 @@ impl GraphBuilder {
             stores: Vec::new(),
             blocks: Vec::new(),
             is_outline: false,
+            flags,
             context,
         })
     }
@@ -181,6 +199,29 @@ impl GraphBuilder {
         Ok(id)
     }
 
+    /// Keeps the memory of `inputs` from being given to another tensor before `node` has run, by
+    /// making them sources that its operation does not read. For chains that one kernel computes:
+    /// it reads the inputs of the first node when it writes the last.
+    ///
+    /// # Errors
+    /// [`GgmlError::ForeignTensor`] for a handle of another graph; [`GgmlError::NodeBudget`] when
+    /// the node has no free source left.
+    pub fn keep_until(&mut self, node: TensorId, inputs: &[TensorId]) -> Result<(), GgmlError> {
+        let node = self.pointer(node)?;
+        for (i, input) in inputs.iter().enumerate() {
+            let input = self.pointer(*input)?;
+            // SAFETY: the header is alive and not yet in a graph; nothing else refers to it now.
+            let sources = unsafe { &mut (*node.as_ptr()).src };
+            // No operation has as many operands as ggml has places for them: fill from behind.
+            let free = sources.len().checked_sub(1 + i);
+            match free.and_then(|at| sources.get_mut(at)) {
+                Some(place) if place.is_null() => *place = input.as_ptr(),
+                _ => return Err(GgmlError::NodeBudget { limit: i }),
+            }
+        }
+        Ok(())
+    }
+
     /// Marks a tensor whose memory must survive until the graph has run, and expands it.
     ///
     /// # Errors
@@ -232,6 +273,7 @@ impl GraphBuilder {
         }
         self.ask(&backend.device().name(), &|node| backend.supports(node))?;
         let generation = arena.place(self.graph)?;
+        let flags = self.flags.bits();
         let mut graph = Graph {
             id: self.id,
             tensors: self.tensors,
@@ -243,6 +285,10 @@ impl GraphBuilder {
             _blocks: self.blocks,
             _context: self.context,
         };
+        for node in graph.nodes() {
+            // SAFETY: nodes of a live graph are live headers, and nothing runs it yet.
+            unsafe { &mut *node }.flags |= flags;
+        }
         graph.fingerprint = graph.compute_fingerprint();
         Ok(graph)
     }

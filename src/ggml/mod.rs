@@ -33,7 +33,7 @@ pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
 pub use cuda_ext::{Band, CudaExt, GraphCounters};
 pub use cupti::{Cupti, GpuActivity, GpuRecord, GpuRecording};
 pub use facts::{Change, NodeFact, Properties, TensorFact};
-pub use graph::{Arena, Graph, GraphBuilder, Node, NodeInfo};
+pub use graph::{Arena, Graph, GraphBuilder, Node, NodeFlags, NodeInfo};
 pub use mapping::Mapping;
 pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};

@@ -96,10 +96,11 @@ impl Emitter<'_> {
         let rows = self.b.reshape(rows, cube)?;
         let rows = self.b.scale(rows, (n_ple as f32).sqrt())?;
         let rows = self.b.name(rows, "inp_per_layer_selected")?;
-        let proj = self.model_proj(x, layers)?;
-        let proj = self
-            .b
-            .scale(proj, 1.0 / (self.p.config.n_embd as f32).sqrt())?;
+        // The rows first: then all from the projection to the end is one chain.
+        self.b.expand(rows)?;
+        let product = self.model_proj(x, layers)?;
+        let n_embd = self.p.config.n_embd as f32;
+        let proj = self.b.scale(product, 1.0 / n_embd.sqrt())?;
         let proj = self.b.reshape(proj, cube)?;
         let proj = self.norm(proj, ple.proj_norm)?;
         let proj = self.b.name(proj, "per_layer_proj")?;
@@ -108,6 +109,9 @@ impl Emitter<'_> {
         // A layer's rows lie together, so that each layer reads a contiguous view.
         let swapped = self.b.swap_1_2(sum)?;
         let all = self.b.cont(swapped)?;
+        if self.p.flags.fuse {
+            self.b.keep_until(all, &[product, rows])?;
+        }
         Ok(Some(self.b.name(all, "inp_per_layer")?))
     }
 
@@ -196,12 +200,11 @@ impl Emitter<'_> {
         let gate = self.weight(w.inp_gate)?;
         let operand = self.operand(x)?;
         let cur = self.b.mul_mat(gate, operand)?;
+        self.chain = vec![cur];
         let cur = self.b.geglu(cur, slice)?;
         let proj = self.weight(w.proj)?;
         let operand = self.operand(cur)?;
         let cur = self.b.mul_mat(proj, operand)?;
-        let cur = self.norm(cur, w.post_norm)?;
-        let cur = self.named(cur, "per_layer_embd_out", il)?;
-        Ok(self.b.add(cur, x)?)
+        self.add_norm(cur, w.post_norm, x, "per_layer_embd_out", il)
     }
 }

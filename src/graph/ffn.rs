@@ -37,13 +37,19 @@ impl Emitter<'_> {
             GateUp::Joined(id) => {
                 let id = self.weight(id)?;
                 let both = self.b.mul_mat(id, x)?;
-                self.b.geglu_halves(both)?
+                let gated = self.b.geglu_halves(both)?;
+                if self.p.flags.fuse {
+                    self.b.keep_until(gated, &[x])?;
+                }
+                self.chain = vec![both];
+                gated
             }
             GateUp::Split { gate, up } => {
                 let gate = self.weight(gate)?;
                 let gate = self.b.mul_mat(gate, x)?;
                 let up = self.weight(up)?;
                 let up = self.b.mul_mat(up, x)?;
+                self.chain = vec![gate, up];
                 self.b.geglu(gate, up)?
             }
         };

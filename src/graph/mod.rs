@@ -22,7 +22,9 @@ mod moe;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::ggml::{Arena, Backend, Block, Graph, GraphBuilder, Node, Store, StoreId, TensorId};
+use crate::ggml::{
+    Arena, Backend, Block, Graph, GraphBuilder, Node, NodeFlags, Store, StoreId, TensorId,
+};
 use crate::gguf::DType;
 use crate::model::weights::{WeightId, Weights};
 use crate::model::{Config, LayerConfig};
@@ -54,8 +56,9 @@ pub struct BuildParams<'a> {
     pub block: &'a Block,
     /// Options that the inputs depend on.
     pub options: InputOptions,
-    /// Shares one BF16 copy of an activation between all products that read it.
-    pub share_bf16_cast: bool,
+    /// Kernels of ours that may compute its nodes. With `fuse`, operands of BF16 products are
+    /// rounded by nodes of their own, which the kernel before them swallows.
+    pub flags: NodeFlags,
 }
 
 /// A built graph with its inputs and output.
@@ -91,6 +94,8 @@ struct Emitter<'a> {
     p: BuildParams<'a>,
     shape: BucketShape,
     inputs: Inputs,
+    /// What the chain of nodes that ends in the present activation reads: kept until its end.
+    chain: Vec<TensorId>,
 }
 
 /// Upper bound of the tensors of one graph: about 50 nodes a layer, 90 with experts, views
@@ -148,13 +153,14 @@ fn emitter<'a>(
     shape: BucketShape,
     layout: &InputLayout,
 ) -> Result<Emitter<'a>> {
-    let mut b = GraphBuilder::new(tensor_budget(params.config))?;
+    let mut b = GraphBuilder::new(tensor_budget(params.config), params.flags)?;
     let inputs = Inputs::declare(&mut b, params.block, layout)?;
     Ok(Emitter {
         b,
         p: params,
         shape,
         inputs,
+        chain: Vec::new(),
     })
 }
 
@@ -182,14 +188,32 @@ impl Emitter<'_> {
         Ok(self.b.mul(normed, w)?)
     }
 
-    /// An activation in the type its products read: one BF16 copy instead of one per product.
-    /// Few rows stay F32: ggml-cuda's small-batch kernels take no other type.
+    /// An activation in the type its products read. Few rows stay F32: ggml-cuda's small-batch
+    /// kernels take no other type.
     fn operand(&mut self, x: TensorId) -> Result<TensorId> {
+        let chain = std::mem::take(&mut self.chain);
         let n_rows = self.b.dims(x)?.ne(1);
-        if self.p.share_bf16_cast && self.p.weights.bf16 && n_rows > 16 {
-            return Ok(self.b.cast(x, DType::BF16)?);
+        if !self.p.flags.fuse || !self.p.weights.bf16 || n_rows <= 16 {
+            return Ok(x);
         }
-        Ok(x)
+        let rounded = self.b.cast(x, DType::BF16)?;
+        self.b.keep_until(rounded, &chain)?;
+        Ok(rounded)
+    }
+
+    /// `residual + product / rms(product) * w`: `[n, m], [n], [n, m] -> [n, m]`.
+    fn add_norm(
+        &mut self,
+        product: TensorId,
+        w: WeightId,
+        residual: TensorId,
+        name: &str,
+        il: usize,
+    ) -> Result<TensorId> {
+        let normed = self.norm(product, w)?;
+        let normed = self.named(normed, name, il)?;
+        self.chain = vec![product, residual];
+        Ok(self.b.add(normed, residual)?)
     }
 
     /// The whole model; returns the logits, if any row is wanted.
@@ -271,14 +295,10 @@ impl Emitter<'_> {
     /// From the attention output to the layer output.
     fn after_attention(&mut self, il: usize, attn: TensorId, s: Stream) -> Result<TensorId> {
         let w = self.layer_weights(il)?;
-        let cur = self.norm(attn, w.post_attention_norm)?;
-        let cur = self.named(cur, "attn_post_norm", il)?;
-        let attn_out = self.b.add(cur, s.x)?;
+        let attn_out = self.add_norm(attn, w.post_attention_norm, s.x, "attn_post_norm", il)?;
         let attn_out = self.named(attn_out, "attn_out", il)?;
         let ffn = self.feed_forward(il, attn_out)?;
-        let ffn = self.norm(ffn, w.post_ffw_norm)?;
-        let ffn = self.named(ffn, "ffn_post_norm", il)?;
-        let mut cur = self.b.add(ffn, attn_out)?;
+        let mut cur = self.add_norm(ffn, w.post_ffw_norm, attn_out, "ffn_post_norm", il)?;
         if let Some(ple) = s.ple {
             cur = self.per_layer(il, cur, ple, il - s.ple_first, s.n_rows)?;
         }

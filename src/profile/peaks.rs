@@ -147,7 +147,7 @@ fn fastest_ns(
 ) -> Result<f64> {
     let store = Arc::new(store);
     let mut arena = Arena::new(backend)?;
-    let mut builder = GraphBuilder::new(8)?;
+    let mut builder = GraphBuilder::new(8, crate::ggml::NodeFlags::default())?;
     let mut tensors = Vec::new();
     for id in ids {
         tensors.push(builder.import(&store, *id)?);

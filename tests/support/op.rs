@@ -1,8 +1,8 @@
 //! Runs a few operations on a device through the fence.
 
 use g4prefill::ggml::{
-    Arena, Backend, Block, Device, DeviceChoice, Dims, GgmlError, GraphBuilder, HostMemory, Span,
-    Staging, TensorId, load_backends, read_back,
+    Arena, Backend, Block, Device, DeviceChoice, Dims, GgmlError, GraphBuilder, HostMemory,
+    NodeFlags, Span, Staging, TensorId, load_backends, read_back,
 };
 use g4prefill::gguf::DType;
 
@@ -57,6 +57,12 @@ pub struct Outcome {
     pub ops: Vec<String>,
 }
 
+/// Flags of an engine's graphs: kernels of ours compute what they can.
+pub const OUR_KERNELS: NodeFlags = NodeFlags {
+    fuse: true,
+    attention: true,
+};
+
 /// Builds a graph over `inputs` and runs it.
 pub fn run_on(
     backend: &Backend,
@@ -70,7 +76,7 @@ pub fn run_on(
         total = (total + input.bytes.len()).next_multiple_of(256);
     }
     let block = Block::allocate(backend, total, "op inputs")?;
-    let mut b = GraphBuilder::new(64)?;
+    let mut b = GraphBuilder::new(64, OUR_KERNELS)?;
     let mut ids = Vec::new();
     for (input, &offset) in inputs.iter().zip(&offsets) {
         ids.push(b.input(&block, offset, input.dtype, input.dims, "input")?);

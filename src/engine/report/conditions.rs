@@ -97,6 +97,12 @@ pub(super) fn switches(request: Request<'_>) -> Vec<Switch> {
     let growth = (!s.pregrow).then(|| {
         "while caches grow, the old ones take memory beside the new ones: not counted".to_owned()
     });
+    let has_library = device.compute_cap.is_some();
+    let ours = |on: bool| {
+        if has_library { on_off(on) } else { "none" }
+    };
+    let no_library =
+        |on: bool| (on && !has_library).then(|| "no kernels of ours on this backend".to_owned());
     let dead = s.skip_dead_rows.then(|| {
         let last = config.last_kv_layer();
         format!("all rows run {last} of {} layers in full", config.n_layer)
@@ -117,6 +123,13 @@ pub(super) fn switches(request: Request<'_>) -> Vec<Switch> {
             on_off(s.skip_dead_rows),
             on_off(s.skip_dead_rows),
             dead,
+        ),
+        switch("fuse", on_off(s.fuse), ours(s.fuse), no_library(s.fuse)),
+        switch(
+            "attention",
+            on_off(s.attention),
+            ours(s.attention),
+            no_library(s.attention),
         ),
     ]
 }
@@ -198,6 +211,16 @@ fn device_conditions(request: Request<'_>) -> Vec<Condition> {
             "dead_rows_skipped",
             s.skip_dead_rows,
             format!("skip_dead_rows {}", on_off(s.skip_dead_rows)),
+        ),
+        condition(
+            "chains_fused",
+            s.fuse && device.compute_cap.is_some(),
+            format!("fuse {}", on_off(s.fuse)),
+        ),
+        condition(
+            "hidden_keys_skipped",
+            s.attention && device.compute_cap.is_some(),
+            format!("attention {}", on_off(s.attention)),
         ),
     ]
 }

@@ -177,7 +177,7 @@ impl Session {
             kv: &self.kv.tensors,
             block: &self.block,
             options,
-            share_bf16_cast: !engine.is_cpu(),
+            flags: policy::node_flags(engine.options().switches, self.backend.cuda().is_some()),
         };
         self.pool
             .prepare(params, shape, &mut self.arena, &self.backend)
