@@ -370,7 +370,8 @@ fn windowed(d: usize, gqa: usize, n_q: usize, (rows, end): (usize, usize), n_swa
         .map(|p| i32::try_from(p).expect("small"))
         .collect();
     mask::fill(&mut cells, rows, &positions, end, Some(rows), Some(n_swa)).expect("a mask");
-    let label = format!("flash_attn d {d} gqa {gqa} rows {n_q} ring {rows} end {end} window {n_swa}");
+    let label =
+        format!("flash_attn d {d} gqa {gqa} rows {n_q} ring {rows} end {end} window {n_swa}");
     let inputs = attention_inputs(d, gqa, (n_q, rows), DType::F16, &cells);
     case(label, PRODUCT, inputs, |b, i| {
         b.flash_attn(i[0], i[1], i[2], i[3], 1.0)
@@ -461,10 +462,15 @@ fn chains() -> Vec<Case> {
                 ]
             };
             let label = |what: &str| format!("{what} [{n}, {m}]");
-            cases.push(case(label("norm, bf16"), BF16_ROUNDING, inputs(), |b, i| {
-                let y = normed(b, i[0], i[1])?;
-                rounded(b, y, &[])
-            }));
+            cases.push(case(
+                label("norm, bf16"),
+                BF16_ROUNDING,
+                inputs(),
+                |b, i| {
+                    let y = normed(b, i[0], i[1])?;
+                    rounded(b, y, &[])
+                },
+            ));
             cases.push(case(label("norm, add, norm"), EXACT, inputs(), |b, i| {
                 let y = normed(b, i[0], i[1])?;
                 let y = b.add(y, i[2])?;
@@ -484,21 +490,31 @@ fn chains() -> Vec<Case> {
                     b.add(z, y)
                 },
             ));
-            cases.push(case(label("norm, add, bf16"), BF16_ROUNDING, inputs(), |b, i| {
-                let y = normed(b, i[0], i[1])?;
-                let y = b.add(y, i[2])?;
-                let z = rounded(b, y, &[i[0], i[2]])?;
-                b.add(z, y)
-            }));
+            cases.push(case(
+                label("norm, add, bf16"),
+                BF16_ROUNDING,
+                inputs(),
+                |b, i| {
+                    let y = normed(b, i[0], i[1])?;
+                    let y = b.add(y, i[2])?;
+                    let z = rounded(b, y, &[i[0], i[2]])?;
+                    b.add(z, y)
+                },
+            ));
         }
     }
     for (n, m) in [(256, 5), (1536, 129), (10240, 64)] {
         let both = values(2 * n * m, 5);
         let label = format!("geglu, bf16 [{n}, {m}]");
-        cases.push(case(label, GELU, vec![op::f32s(&[2 * n, m], &both)], |b, i| {
-            let y = b.geglu_halves(i[0])?;
-            rounded(b, y, &[i[0]])
-        }));
+        cases.push(case(
+            label,
+            GELU,
+            vec![op::f32s(&[2 * n, m], &both)],
+            |b, i| {
+                let y = b.geglu_halves(i[0])?;
+                rounded(b, y, &[i[0]])
+            },
+        ));
     }
     for (k, n) in [(2560, 2048), (10240, 2560), (1536, 12288)] {
         let inputs = || {
