@@ -109,7 +109,7 @@ impl std::fmt::Display for Verdict {
             }
             Self::Differs(check) => write!(
                 f,
-                "NMSE {:.1e} against the peer (limit {:.0e}), argmax {}",
+                "NMSE {:.1e} against the peer (limit {:.1e}), argmax {}",
                 check.nmse,
                 check.limits.nmse,
                 if check.argmax_equal {

@@ -256,7 +256,14 @@ impl PointReport {
     }
 }
 
-/// `n at start`, as in tables.
+impl Report {
+    /// Whether every answer was right, and none less accurate than the peer's.
+    pub fn is_good(&self) -> bool {
+        let is_accurate = self.accuracy.iter().all(|a| a.is_above != Some(true));
+        is_accurate && self.points.iter().all(|p| p.valid)
+    }
+}
+
 impl PointReport {
     /// The point in words, without the label.
     pub fn what(&self) -> String {
@@ -414,3 +421,6 @@ fn micros(durations: &[Duration]) -> Vec<u64> {
 fn seconds(durations: &[Duration]) -> Vec<f64> {
     durations.iter().map(Duration::as_secs_f64).collect()
 }
+
+#[cfg(test)]
+mod tests;

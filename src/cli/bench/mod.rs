@@ -208,8 +208,7 @@ impl Bench<'_> {
         report.is_complete = is_complete;
         save::save(report, &self.args.out)?;
         save::print(report, &self.args.out)?;
-        let is_accurate = report.accuracy.iter().all(|a| a.is_above != Some(true));
-        Ok(is_accurate && report.points.iter().all(|p| p.valid))
+        Ok(report.is_good())
     }
 }
 

@@ -348,7 +348,7 @@ fn describe_peer(peer: &PeerReport, n_prompt: usize) -> String {
     };
     format!(
         "  llama.cpp  ours {:.1} tok/s, theirs {:.1} tok/s (median of {} runs in turns, ubatch {})\n  \
-         ratio      {:.2} +- {:.2}{refused}\n  check      {verdict}: NMSE {:.1e} (limit {:.0e}), argmax {}\n",
+         ratio      {:.2} +- {:.2}{refused}\n  check      {verdict}: NMSE {:.1e} (limit {:.1e}), argmax {}\n",
         median(&peer.ours_us),
         median(&peer.theirs_us),
         peer.n_rounds,
