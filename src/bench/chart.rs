@@ -11,6 +11,8 @@ const SIZE: (u32, u32) = (960, 540);
 const HEADROOM: f64 = 1.15;
 /// Room beside the shortest and longest prompt, as a factor.
 const SIDEROOM: f64 = 1.25;
+/// Labels of the lengths, at the most.
+const X_LABELS: usize = 12;
 /// Colours that are told apart by people who do not see red or green (Okabe, Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
@@ -82,6 +84,16 @@ fn values(point: &PointReport, side: &SideReport) -> Option<(f64, f64, f64, f64)
     ))
 }
 
+/// The label at a binary logarithm, where it stands for a whole one.
+fn power_of_two(log2: f64) -> String {
+    let is_whole = (log2 - log2.round()).abs() < 1e-6;
+    if is_whole {
+        format!("{:.0}", log2.exp2())
+    } else {
+        String::new()
+    }
+}
+
 fn draw(text: &mut String, series: &[Series]) -> std::result::Result<(), String> {
     let points = || series.iter().flat_map(|s| &s.points);
     let longest = points().map(|p| p.0).fold(1.0, f64::max);
@@ -90,7 +102,8 @@ fn draw(text: &mut String, series: &[Series]) -> std::result::Result<(), String>
     let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
     let words = |e: DrawingAreaErrorKind<_>| e.to_string();
     root.fill(&WHITE).map_err(words)?;
-    let x_range = (shortest / SIDEROOM..longest * SIDEROOM).log_scale();
+    // plotters' own logarithmic axis labels powers of ten only; prompts are powers of two.
+    let x_range = (shortest / SIDEROOM).log2()..(longest * SIDEROOM).log2();
     let mut chart = ChartBuilder::on(&root)
         .caption("Prefill", ("sans-serif", 20))
         .margin(12)
@@ -102,26 +115,61 @@ fn draw(text: &mut String, series: &[Series]) -> std::result::Result<(), String>
         .configure_mesh()
         .x_desc("prompt, tokens (log)")
         .y_desc("tokens/s (median, quartiles)")
-        .x_label_formatter(&|x| format!("{x:.0}"))
+        .x_label_formatter(&|x| power_of_two(*x))
         .y_label_formatter(&|y| format!("{y:.0}"))
+        .light_line_style(TRANSPARENT)
+        .x_labels(X_LABELS)
         .draw()
         .map_err(words)?;
     for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
-        let line = series.points.iter().map(|p| (p.0, p.1));
+        let line = series.points.iter().map(|p| (p.0.log2(), p.1));
         chart
             .draw_series(LineSeries::new(line, colour.stroke_width(2)))
             .map_err(words)?
             .label(series.name.as_str())
             .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         let bars = series.points.iter();
-        let bars = bars.map(|p| ErrorBar::new_vertical(p.0, p.2, p.1, p.3, colour.filled(), 8));
+        let bars =
+            bars.map(|p| ErrorBar::new_vertical(p.0.log2(), p.2, p.1, p.3, colour.filled(), 8));
         chart.draw_series(bars).map_err(words)?;
     }
     chart
         .configure_series_labels()
+        .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()
         .map_err(words)?;
     root.present().map_err(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_labelled_at_powers_of_two() {
+        assert_eq!(power_of_two(9.0), "512");
+        assert_eq!(power_of_two(17.0), "131072");
+        assert_eq!(power_of_two(9.5), "");
+    }
+
+    #[test]
+    fn chart_labels_the_lengths_and_names_the_lines() {
+        let points = [512.0, 2048.0, 8192.0, 32768.0, 131_072.0];
+        let line = |name: &str, speed: f64| Series {
+            name: name.to_owned(),
+            points: points
+                .iter()
+                .map(|&n| (n, speed, speed * 0.98, speed * 1.02))
+                .collect(),
+        };
+        let mut text = String::new();
+
+        draw(&mut text, &[line("m ours", 5e4), line("m peer", 1e4)]).unwrap();
+
+        for word in ["2048", "8192", "32768", "131072", "m ours", "m peer"] {
+            assert!(text.contains(&format!("\n{word}\n")), "no {word} in {text}");
+        }
+    }
 }
