@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use cli_support::{Run, command, finish, g4prefill, model, names_in, start, text, tiny_command};
+use cli_support::{Run, finish, g4prefill, model, names_in, start, text, tiny_command};
 
 /// Shortest schedule that allows a ratio.
 const SHORT: [&str; 6] = ["--samples", "3", "--min-s", "0", "--warmup-s", "0"];
@@ -342,7 +342,7 @@ fn accuracy_of_both_sides_is_compared_position_by_position() {
         "-",
     ];
     let accuracy = ["--accuracy", "200", "--accuracy-ref", text(&copy)];
-    let mut command = command(&[&base[..], &accuracy].concat());
+    let mut command = cli_support::command(&[&base[..], &accuracy].concat());
     let output = command.output().unwrap();
 
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();

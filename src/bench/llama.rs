@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::ubatch::UBATCHES;
 use super::{BenchError, Contestant, Point, Result, Run, Work};
 use crate::ggml::Device;
 use crate::peer::{Llama, PeerError, PeerOptions, Rows};
 
+/// Tokens per graph run that the sweep tries.
+const UBATCHES: [usize; 4] = [512, 1024, 2048, 4096];
 /// llama.cpp's default for the tokens of one `llama_decode` call.
 const N_BATCH: usize = 2048;
 /// Timed runs of each candidate; the fastest counts.

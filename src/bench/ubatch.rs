@@ -1,12 +1,9 @@
 //! How many tokens llama.cpp computes in one graph run.
 
-/// Tokens per graph run that the sweep tries.
-pub const UBATCHES: [usize; 4] = [512, 1024, 2048, 4096];
-
 /// How the ubatch is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ubatch {
-    /// The fastest of [`UBATCHES`].
+    /// The fastest of those that the sweep tries.
     Auto,
     /// This one.
     Fixed(usize),
