@@ -85,21 +85,33 @@ pub(super) fn warn_beyond_training(n_ctx: usize, n_ctx_train: usize, console: &C
     }
 }
 
-/// Starts a session with room for a prompt and its continuation, or says why they do not fit. The
-/// plan is asked first: it counts what is allocated later too.
+/// Says why a prompt and its continuation do not fit. The plan counts what is allocated later too.
+pub(super) fn require_fit(
+    engine: &Arc<Engine>,
+    n_prompt: usize,
+    n_gen: usize,
+) -> anyhow::Result<()> {
+    let check = || -> crate::Result<()> {
+        let plan = engine.plan(n_prompt, n_gen)?;
+        plan.require_fit().map_err(EngineError::from)?;
+        Ok(())
+    };
+    check().with_context(|| start_session(n_prompt, n_gen))
+}
+
+fn start_session(n_prompt: usize, n_gen: usize) -> String {
+    format!("start a session for {n_prompt} prompt tokens and {n_gen} generated ones")
+}
+
+/// Starts a session with room for a prompt and its continuation, or says why they do not fit.
 pub(super) fn session(
     engine: &Arc<Engine>,
     n_prompt: usize,
     n_gen: usize,
 ) -> anyhow::Result<Session> {
-    let start = || {
-        let plan = engine.plan(n_prompt, n_gen)?;
-        plan.require_fit().map_err(EngineError::from)?;
-        engine.session(n_prompt.saturating_add(n_gen))
-    };
-    start().with_context(|| {
-        format!("start a session for {n_prompt} prompt tokens and {n_gen} generated ones")
-    })
+    require_fit(engine, n_prompt, n_gen)?;
+    let session = engine.session(n_prompt.saturating_add(n_gen));
+    session.with_context(|| start_session(n_prompt, n_gen))
 }
 
 /// Prefills `ids` behind what the session holds and moves `bar` on; Ctrl-C stops it between two

@@ -24,6 +24,7 @@ pub mod profile;
 mod report;
 pub mod run;
 mod sampling_args;
+mod session_file;
 mod synth;
 mod text_source;
 mod threads;
@@ -41,6 +42,7 @@ pub use ids::{IdsError, RowsArg, check_ids, parse_ids};
 pub use interrupt::{Interrupt, Listening, SignalAction, is_ignored};
 pub use outcome::{EXIT_ERROR, EXIT_INTERRUPTED, Interrupted, Outcome, error_chain, outcome};
 pub use sampling_args::SamplingArgs;
+pub use session_file::SessionArgs;
 pub use text_source::{TextSource, check_text, read_file};
 
 /// Fast long-prompt prefill for Gemma-4 GGUF models on ggml.
@@ -77,7 +79,7 @@ pub struct GlobalArgs {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Read a prompt and continue it
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Print a GGUF file: keys, tensors, offsets, sizes, and whether it can be run
     Inspect(inspect::Args),
     /// Make a model and a text, run them, and compare with llama.cpp

@@ -35,15 +35,20 @@ pub fn outcome(result: anyhow::Result<ExitCode>) -> Outcome {
     if error.chain().any(|cause| cause.is::<Interrupted>()) {
         return Outcome::Interrupted;
     }
-    let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
+    if is_closed_pipe(&error) {
+        return Outcome::PipeClosed;
+    }
+    Outcome::Failed(error)
+}
+
+/// Whether the reader of stdout went away.
+pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let is_broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause
             .downcast_ref::<io::Error>()
             .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     };
-    if error.chain().any(is_closed_pipe) {
-        return Outcome::PipeClosed;
-    }
-    Outcome::Failed(error)
+    error.chain().any(is_broken_pipe)
 }
 
 /// The messages of an error and its causes, outermost first, each on one line.

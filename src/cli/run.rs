@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Serialize;
 
+use super::outcome::is_closed_pipe;
 use super::report::{
     self, BucketReport, ChunkReport, DeviceReport, GraphReport, Provenance, SCHEMA_VERSION,
 };
+use super::session_file::{LoadedSession, Opened, SavedSession};
 use super::tokenize::encode_user_message;
 use super::{
-    Console, EngineArgs, Interrupted, Progress, SamplingArgs, TextSource, Unit, check_text, drive,
+    Console, EngineArgs, Interrupted, Progress, SamplingArgs, SessionArgs, TextSource, Unit,
+    check_text, drive,
 };
 use crate::engine::sampler::{Sampler, SamplerOptions};
 use crate::engine::{Rows, Session};
@@ -41,6 +44,9 @@ pub struct Args {
     /// Sampling options.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Sessions on disk.
+    #[command(flatten)]
+    pub session: SessionArgs,
     /// Engine options.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -64,6 +70,8 @@ struct RunReport {
     chunks: Vec<ChunkReport>,
     buckets: Vec<BucketReport>,
     graphs: GraphReport,
+    loaded_session: Option<LoadedSession>,
+    saved_session: Option<SavedSession>,
     timing_us: Timing,
     #[serde(flatten)]
     provenance: Provenance,
@@ -87,19 +95,30 @@ struct Timing {
     tokenize: u64,
     prefill: u64,
     decode: u64,
+    load_session: u64,
+    save_session: u64,
 }
 
 /// Runs `run`.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
+    let destination = args.session.check_paths()?;
     let text = args.text.read()?;
     let invalid_utf8_at = check_text(&text, args.chat, console);
     let start = Instant::now();
     let (tokenizer, ids) = read_prompt(args, &text)?;
     let tokenize = start.elapsed();
     let loaded = drive::load(&args.model, &args.engine, console)?;
-    let session = drive::session(&loaded.engine, ids.len(), args.n_gen)?;
+    let opened = args
+        .session
+        .open(&loaded.engine, &ids, args.n_gen, console)?;
+    let Opened {
+        session,
+        loaded: loaded_session,
+        duration: load_session,
+    } = opened;
+    let rest = ids.get(session.n_past()..).unwrap_or_default();
     let mut chunks = session
-        .plan(ids.len(), &Rows::Last)
+        .plan(rest.len(), &Rows::Last)
         .context("plan the prompt")?;
     let options = SamplerOptions::from(&args.sampling);
     let sampler = Sampler::new(options, &loaded.engine.config().suppress_tokens)?;
@@ -112,11 +131,18 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
         made: Made::default(),
     };
 
-    let ended = work.produce(&ids, args.n_gen);
+    let ended = work.produce(rest, args.n_gen);
     let was_cancelled = matches!(&ended, Err(error) if error.is::<Interrupted>());
-    if ended.is_err() && !was_cancelled {
+    let is_unread = matches!(&ended, Err(error) if is_closed_pipe(error));
+    if ended.is_err() && !was_cancelled && !is_unread {
         return ended.map(|()| ExitCode::SUCCESS);
     }
+    let start = Instant::now();
+    let saved_session = match destination {
+        Some(to) => Some(to.save(&work.session, console)?),
+        None => None,
+    };
+    let save_session = start.elapsed();
     let n_read = work.session.n_past().min(ids.len());
     chunks.retain(|chunk| chunk.n_past + chunk.n_tokens <= n_read);
     let (chunks, buckets) = report::chunk_reports(&chunks);
@@ -134,11 +160,15 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
         chunks,
         buckets,
         graphs: GraphReport::from(&work.session.counters()),
+        loaded_session,
+        saved_session,
         timing_us: Timing {
             load: report::to_us(loaded.duration),
             tokenize: report::to_us(tokenize),
             prefill: report::to_us(work.made.prefill),
             decode: report::to_us(work.made.decode),
+            load_session: report::to_us(load_session),
+            save_session: report::to_us(save_session),
         },
         provenance: Provenance::new(),
     };
@@ -265,11 +295,13 @@ fn summarise(report: &RunReport, console: &Console) {
     } else {
         String::new()
     };
+    // What a loaded session brought along took no time.
+    let n_reused = report.loaded_session.as_ref().map_or(0, |s| s.n_reused);
     console.note(format_args!(
         "prompt: {}{of_all} in {}, {}",
         report::count(report.n_read, "token"),
         report::count(report.chunks.len(), "chunk"),
-        report::describe_speed(report.n_read, timing.prefill)
+        report::describe_speed(report.n_read.saturating_sub(n_reused), timing.prefill)
     ));
     if report.n_generated > 1 {
         // The first token comes from the prompt's logits.

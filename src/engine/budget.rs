@@ -156,6 +156,20 @@ pub enum BudgetError {
         /// Bytes that are free.
         free_bytes: u64,
     },
+    /// The host has no room for checkpoints.
+    #[error(
+        "{n} checkpoints of the rings need {} of host memory, {} are free ({} short): a larger \
+         distance between them needs less",
+        Bytes(*needed_bytes), Bytes(*free_bytes), Bytes(needed_bytes - free_bytes)
+    )]
+    CheckpointsDoNotFit {
+        /// Checkpoints held and to be taken.
+        n: usize,
+        /// Bytes that are needed.
+        needed_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+    },
     /// One mask would reach 2^31 cells.
     #[error("a chunk of {chunk} tokens over a context of {n_ctx} reaches 2^31 mask cells")]
     MaskTooLarge {

@@ -4,11 +4,12 @@
 //! together. The last row is scratch: padding rows write there and attention never reads it
 //! (trap T01). Memory is zeroed, so that hidden cells are finite (T06).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
 use crate::engine::{bucket, ring};
-use crate::ggml::{Backend, Device, Dims, Store, TensorSpec};
+use crate::ggml::{Backend, Device, Dims, GgmlError, Store, StoreId, TensorSpec};
 use crate::gguf::DType;
 use crate::graph::KvTensors;
 use crate::model::{Config, LayerConfig};
@@ -31,6 +32,35 @@ pub enum Side {
     K,
     /// Values.
     V,
+}
+
+/// Most bytes that are moved at once between a cache and the host.
+pub const PIECE_BYTES: usize = 16 << 20;
+
+/// Which caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Those of the global layers: the row is the position.
+    Linear,
+    /// Those of the sliding layers.
+    Rings,
+}
+
+/// Bytes of one cache that lie together, at most [`PIECE_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    id: StoreId,
+    offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// Cuts `range` of a cache's bytes into pieces.
+fn cut(id: StoreId, range: Range<usize>, pieces: &mut Vec<Piece>) {
+    for offset in range.clone().step_by(PIECE_BYTES) {
+        let len = PIECE_BYTES.min(range.end - offset);
+        pieces.push(Piece { id, offset, len });
+    }
 }
 
 /// Rows of the rings for a context: a session no longer than the ring never wraps it.
@@ -96,6 +126,13 @@ pub fn row_bytes(layer: &LayerConfig, dtype: DType) -> u64 {
     2 * dtype.row_bytes(n).unwrap_or(0)
 }
 
+/// Bytes of one row, K and V, of all caches of a part together.
+pub fn part_row_bytes(config: &Config, part: Part, dtype: DType) -> u64 {
+    let layers = config.layers.iter().filter(|l| l.owns_kv);
+    let layers = layers.filter(|l| l.is_swa == (part == Part::Rings));
+    layers.map(|l| row_bytes(l, dtype)).sum()
+}
+
 /// Bytes of the linear caches and of the rings.
 pub fn bytes(config: &Config, n_ctx_rows: usize, ring_rows: usize, dtype: DType) -> (u64, u64) {
     let (mut global, mut swa) = (0, 0);
@@ -142,21 +179,60 @@ impl KvCache {
     /// # Errors
     /// A read or write outside a cache, which would be a defect.
     pub fn copy_from(&mut self, old: &Self) -> Result<()> {
-        let Some(store) = Arc::get_mut(&mut self.tensors.store) else {
-            return Err(crate::ggml::GgmlError::ForeignTensor.into());
-        };
-        for (new, old_pair) in self.tensors.layers.iter().zip(&old.tensors.layers) {
-            let (Some(new), Some(from)) = (new, old_pair) else {
-                continue;
-            };
+        let pairs = self.tensors.layers.iter().zip(&old.tensors.layers);
+        let pairs: Vec<_> = pairs.filter_map(|(new, old)| new.zip(*old)).collect();
+        let mut buffer = Vec::new();
+        for (new, from) in pairs {
             for (to, from) in [(new.0, from.0), (new.1, from.1)] {
-                let n = old.tensors.store.tensor_bytes(from)?;
-                let mut bytes = vec![0; n];
-                old.tensors.store.read(from, 0, &mut bytes)?;
-                store.write(to, 0, &bytes)?;
+                let mut pieces = Vec::new();
+                cut(from, 0..old.tensors.store.tensor_bytes(from)?, &mut pieces);
+                for piece in pieces {
+                    buffer.resize(piece.len, 0);
+                    old.read(piece, &mut buffer)?;
+                    self.write(Piece { id: to, ..piece }, &buffer)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The bytes of the rows at `positions` in all caches of `part`: layer after layer, K before V,
+    /// in the order of the positions. Of a ring, at most as many positions as it has rows.
+    pub fn pieces(&self, config: &Config, part: Part, positions: Range<usize>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (layer, pair) in config.layers.iter().zip(&self.tensors.layers) {
+            let Some((k, v)) = pair.filter(|_| layer.is_swa == (part == Part::Rings)) else {
+                continue;
+            };
+            let row = usize::try_from(row_bytes(layer, self.tensors.dtype) / 2).unwrap_or(0);
+            let runs = match part {
+                Part::Linear => [positions.clone(), 0..0],
+                Part::Rings => ring::runs(positions.clone(), self.ring_rows),
+            };
+            for id in [k, v] {
+                for run in &runs {
+                    cut(id, run.start * row..run.end * row, &mut pieces);
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Reads a piece into `out`, which has its length.
+    ///
+    /// # Errors
+    /// A piece of other caches.
+    pub fn read(&self, piece: Piece, out: &mut [u8]) -> Result<(), GgmlError> {
+        self.tensors.store.read(piece.id, piece.offset, out)
+    }
+
+    /// Writes a piece. No graph may hold the caches.
+    ///
+    /// # Errors
+    /// A piece of other caches; the caches are in use by a graph.
+    pub fn write(&mut self, piece: Piece, bytes: &[u8]) -> Result<(), GgmlError> {
+        let store = Arc::get_mut(&mut self.tensors.store).ok_or(GgmlError::ForeignTensor)?;
+        store.write(piece.id, piece.offset, bytes)
     }
 
     /// Fills every cache with one byte (tests poison it). No graph may hold the caches.
@@ -164,8 +240,7 @@ impl KvCache {
     /// # Errors
     /// The caches are in use by a graph.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let store =
-            Arc::get_mut(&mut self.tensors.store).ok_or(crate::ggml::GgmlError::ForeignTensor)?;
+        let store = Arc::get_mut(&mut self.tensors.store).ok_or(GgmlError::ForeignTensor)?;
         store.fill(byte);
         Ok(())
     }
@@ -176,7 +251,7 @@ impl KvCache {
     /// The layer owns no cache or has no such row.
     pub fn row(&self, il: usize, side: Side, row: usize) -> Result<Vec<u8>> {
         let pair = self.tensors.layers.get(il).copied().flatten();
-        let (k, v) = pair.ok_or(crate::ggml::GgmlError::ForeignTensor)?;
+        let (k, v) = pair.ok_or(GgmlError::ForeignTensor)?;
         let id = if side == Side::K { k } else { v };
         Ok(self.tensors.store.row_bytes(id, row)?)
     }

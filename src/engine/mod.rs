@@ -25,17 +25,20 @@ pub use plan::{Chunk, Rows};
 pub use policy::DeviceTraits;
 pub use recorder::{ChunkRecorder, ChunkRun, How};
 pub use report::PlanReport;
-pub use session::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Session};
+pub use session::{
+    CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Rewind, Session,
+    SessionFileError,
+};
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::Result;
 use crate::ggml::{Backend, Device, Node, dequantize_row, load_backends};
 use crate::gguf::GgufFile;
 use crate::model::weights::{Weights, WeightsMode, WeightsPlan, tensor};
-use crate::model::{Config, names};
+use crate::model::{Config, fingerprint, names};
 use budget::Resident;
 
 /// A failure of planning or running.
@@ -54,6 +57,9 @@ pub enum EngineError {
     /// The memory does not suffice.
     #[error(transparent)]
     Budget(#[from] budget::BudgetError),
+    /// A session file that cannot be written or used.
+    #[error(transparent)]
+    SessionFile(#[from] SessionFileError),
     /// A token id is not in the vocabulary.
     #[error("token {index}: expected an id below {n_vocab}, found {token}")]
     TokenOutOfRange {
@@ -150,6 +156,8 @@ pub struct Engine {
     file: GgufFile,
     device: Device,
     traits: DeviceTraits,
+    // Computed when a session is first saved or loaded.
+    fingerprint: OnceLock<[u8; 32]>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -265,6 +273,7 @@ impl Engine {
             file,
             device,
             traits,
+            fingerprint: OnceLock::new(),
         }))
     }
 
@@ -281,6 +290,11 @@ impl Engine {
     /// The model file.
     pub fn file(&self) -> &GgufFile {
         &self.file
+    }
+
+    /// What sessions on disk know the model by: [`fingerprint`], computed once.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        *self.fingerprint.get_or_init(|| fingerprint(&self.file))
     }
 
     /// The device.

@@ -16,6 +16,8 @@
 //! than the newest query can see, at least one whole chunk; that is how far [`can_truncate`] lets
 //! the end move back.
 
+use std::ops::Range;
+
 use super::bucket::pad_kv;
 
 /// Why a ring cannot do what is asked.
@@ -103,6 +105,15 @@ pub fn slot_position(slot: usize, end: usize, rows: usize) -> Option<usize> {
     }
     // The last position below `end` that is `slot` modulo `rows`.
     Some(slot + (end - 1 - slot) / rows * rows)
+}
+
+/// Returns the slots of `positions`, at most `rows` of them, as runs that lie together: one, or two
+/// when they go over the end of the ring.
+pub fn runs(positions: Range<usize>, rows: usize) -> [Range<usize>; 2] {
+    let n = positions.len().min(rows);
+    let first = slot(positions.start, rows);
+    let end = rows.min(first + n);
+    [first..end, 0..n - (end - first)]
 }
 
 /// Returns the first position that the ring holds after positions `0..end` were written.

@@ -4,13 +4,21 @@
 //! and, at the end, for the logits. An error or a cancel leaves the session at the end of the last
 //! chunk that was queued completely.
 
+mod checkpoint;
+mod file;
+mod fork;
+mod header;
 mod outcome;
 mod prepare;
 
+pub use checkpoint::Rewind;
+pub use header::SessionFileError;
 pub use outcome::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress};
 
 use std::sync::Arc;
 use std::time::Instant;
+
+use checkpoint::Checkpoints;
 
 use crate::Result;
 use crate::engine::bucket::pad_kv;
@@ -44,6 +52,7 @@ pub struct Session {
     // Highest end since the last reset: a ring overwrites as far as that, not as far as `n_past`.
     n_written: usize,
     tokens: Vec<u32>,
+    checkpoints: Checkpoints,
     counters: Counters,
     times: HostTimes,
     free_for_test: Option<u64>,
@@ -66,13 +75,19 @@ impl Session {
         let n_rows = engine.check_context(n_reserve)?;
         let first = policy::first_context(options, n_rows);
         engine.check_memory(&backend, first)?;
-        let kv = KvCache::allocate(
-            &backend,
-            engine.config(),
-            first,
-            kv_cache::ring_rows_for(engine.config(), options.chunk, pad_kv(n_rows)),
-            options.kv_type,
-        )?;
+        let rings = kv_cache::ring_rows_for(engine.config(), options.chunk, pad_kv(n_rows));
+        Self::with_caches(engine, backend, (first, rings), n_rows)
+    }
+
+    /// Makes an empty session with caches of these rows (linear ones, rings).
+    fn with_caches(
+        engine: &Arc<Engine>,
+        backend: Backend,
+        (n_ctx, ring_rows): (usize, usize),
+        n_reserve: usize,
+    ) -> Result<Self> {
+        let kv_type = engine.options().kv_type;
+        let kv = KvCache::allocate(&backend, engine.config(), n_ctx, ring_rows, kv_type)?;
         let arena = Arena::new(&backend)?;
         let device = backend.device();
         let block = Block::allocate(&backend, 256, "graph inputs")?;
@@ -87,10 +102,11 @@ impl Session {
             kv,
             engine: Arc::clone(engine),
             backend,
-            n_reserve: n_rows,
+            n_reserve,
             n_past: 0,
             n_written: 0,
             tokens: Vec::new(),
+            checkpoints: Checkpoints::default(),
             counters: Counters::default(),
             times: HostTimes::default(),
             free_for_test: None,
@@ -166,12 +182,14 @@ impl Session {
         self.n_past = 0;
         self.n_written = 0;
         self.tokens.clear();
+        self.checkpoints.list.clear();
     }
 
     /// Forgets the tokens from `n` on.
     ///
     /// # Errors
-    /// The rings no longer hold the keys that the token at `n` would see.
+    /// The rings no longer hold the keys that the token at `n` would see: [`Session::rewind`] goes
+    /// back as far as it can instead.
     pub fn truncate(&mut self, n: usize) -> Result<()> {
         let config = self.engine.config();
         if n > self.n_past {
@@ -187,6 +205,7 @@ impl Session {
         }
         self.n_past = n;
         self.tokens.truncate(n);
+        self.forget_checkpoints();
         Ok(())
     }
 
@@ -230,7 +249,8 @@ impl Session {
     ///
     /// # Errors
     /// No tokens, a token outside the vocabulary, more tokens than the context holds, logits or
-    /// grown caches that do not fit into memory (nothing has changed then), out of memory,
+    /// grown caches or checkpoints that do not fit into memory (nothing has changed then), out of
+    /// memory,
     /// [`EngineError::Cancelled`].
     ///
     /// # Aborts
@@ -245,6 +265,7 @@ impl Session {
         self.check_tokens(tokens)?;
         let chunks = self.plan(tokens.len(), rows)?;
         self.check_logits(&chunks)?;
+        self.check_checkpoints(tokens.len())?;
         self.ensure_context(tokens.len())?;
         self.prepare(&chunks)?;
         self.times.build += start.elapsed();
@@ -278,6 +299,7 @@ impl Session {
             self.n_past += chunk.n_tokens;
             self.n_written = self.n_written.max(self.n_past);
             self.tokens.extend_from_slice(ids);
+            self.take_checkpoint(chunk.n_past)?;
             if let Some(progress) = control.progress.as_mut() {
                 progress(Progress {
                     processed: done,

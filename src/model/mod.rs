@@ -8,6 +8,7 @@
 
 mod config;
 mod error;
+mod fingerprint;
 pub mod names;
 pub mod weights;
 
@@ -16,4 +17,5 @@ mod tests;
 
 pub use config::{Config, LayerConfig};
 pub use error::ConfigError;
+pub use fingerprint::fingerprint;
 pub use names::TensorSpec;

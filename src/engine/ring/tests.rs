@@ -180,3 +180,13 @@ fn padding_rows_write_to_the_scratch_row_in_both_caches() {
     fill_write_rows_linear(&mut index, 6, 3, 256);
     assert_eq!(index, [6, 7, 8, 256, 256]);
 }
+
+proptest! {
+    #[test]
+    fn runs_are_the_slots_of_the_positions_in_order(start in 0usize..5000, n in 0usize..600, rows in 1usize..600) {
+        let n = n.min(rows);
+        let slots: Vec<usize> = runs(start..start + n, rows).into_iter().flatten().collect();
+        let expected: Vec<usize> = (start..start + n).map(|pos| slot(pos, rows)).collect();
+        prop_assert_eq!(slots, expected);
+    }
+}

@@ -25,7 +25,7 @@ impl Session {
     }
 
     /// Memory that is free beside what the engine and this session hold.
-    fn free_memory(&self) -> FreeMemory {
+    pub(super) fn free_memory(&self) -> FreeMemory {
         if let Some(bytes) = self.free_for_test {
             return FreeMemory::Known(bytes);
         }
