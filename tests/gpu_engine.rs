@@ -101,8 +101,12 @@ fn gpu_fixtures_agree_with_the_reference() {
                 if weights == WeightsMode::Native && !name.ends_with("q8_0") {
                     let mut session = engine.session(n + 32).expect("session");
                     let last = prefill(&mut session, &case.tokens, &Rows::Last);
+                    // A differently chosen expert moves logits by as much as Q8_0 does.
+                    let lead = if name.starts_with("d-moe") { 1.2 } else { 0.0 };
+                    let until = case.greedy_gap.iter().position(|gap| *gap < lead);
+                    let n_compared = until.unwrap_or(case.greedy.len());
                     let out = greedy(&mut session, &last, case.greedy.len());
-                    if out != case.greedy {
+                    if out[..n_compared] != case.greedy[..n_compared] {
                         failed.push(format!("{name} chunk {chunk} len {n}: greedy differs"));
                     }
                 }
