@@ -21,7 +21,7 @@ impl GraphBuilder {
     /// Wraps `ggml_rope_ext`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the shapes do not match.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the shapes do not match.
     pub fn rope(
         &mut self,
         x: TensorId,
@@ -76,7 +76,7 @@ impl GraphBuilder {
     /// `-> [d, n_head, n_q]` (F32). Wraps `ggml_flash_attn_ext` with F32 accumulation requested.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the shapes do not match.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the shapes do not match.
     pub fn flash_attn(
         &mut self,
         q: TensorId,

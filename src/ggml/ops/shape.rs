@@ -27,7 +27,7 @@ impl GraphBuilder {
     /// Same elements, other shape. Wraps `ggml_reshape_3d`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the counts differ or `x` is not contiguous.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the counts differ or `x` is not contiguous.
     pub fn reshape(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
         let same = self.dims(x)?.n_elements() == dims.n_elements() && dims.ne(3) == 1;
         let ok = same && self.is_contiguous(x)?;
@@ -48,7 +48,7 @@ impl GraphBuilder {
     /// Repeats `x` to a larger shape. Wraps `ggml_repeat_4d`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when an extent is not a multiple of `x`'s.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when an extent is not a multiple of `x`'s.
     pub fn repeat(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
         let from = self.dims(x)?;
         // ggml_repeat_4d: every new extent is a multiple of the old one.
@@ -66,7 +66,7 @@ impl GraphBuilder {
     /// One behind the other along dimension 0. Wraps `ggml_concat`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the other dimensions or types differ.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the other dimensions or types differ.
     pub fn concat_0(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         let (x, y) = (self.dims(a)?, self.dims(b)?);
         // ggml_concat: same type, equal extents but for dimension 0.
@@ -87,7 +87,7 @@ impl GraphBuilder {
     /// A window into `x`. Wraps `ggml_view_3d`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the view leaves `x`.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the view leaves `x`.
     pub fn view(&mut self, x: TensorId, view: View) -> Result<TensorId> {
         let header = self.pointer(x)?;
         // SAFETY: the header is alive.
@@ -127,7 +127,7 @@ impl GraphBuilder {
     /// Exchanges dimensions 1 and 2 (a view). Wraps `ggml_permute`.
     ///
     /// # Errors
-    /// [`GgmlError::ForeignTensor`] for a handle of another graph.
+    /// [`GgmlError::ForeignTensor`](crate::ggml::GgmlError::ForeignTensor) for a handle of another graph.
     pub fn swap_1_2(&mut self, x: TensorId) -> Result<TensorId> {
         self.room(1)?;
         let x = self.pointer(x)?;
@@ -139,7 +139,7 @@ impl GraphBuilder {
     /// Converts to another type. Wraps `ggml_cast`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when a row is not whole blocks of the type.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when a row is not whole blocks of the type.
     pub fn cast(&mut self, x: TensorId, dtype: DType) -> Result<TensorId> {
         check_new(dtype, &self.dims(x)?)?;
         self.room(1)?;
@@ -152,7 +152,7 @@ impl GraphBuilder {
     /// Rows `first .. first + n` of a two-dimensional tensor, as a view `[k, n]`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when the rows leave the tensor.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the rows leave the tensor.
     pub fn rows(&mut self, x: TensorId, first: usize, n: usize) -> Result<TensorId> {
         let stride = self.row_stride(x)?;
         let k = self.dims(x)?.ne(0);
