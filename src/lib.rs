@@ -11,11 +11,13 @@ pub mod ggml;
 pub mod gguf;
 pub mod graph;
 pub mod model;
+pub mod numerics;
 #[cfg(feature = "llama")]
 pub mod peer;
 pub mod profile;
 pub mod synth;
 pub mod tokenizer;
 pub mod unfinished;
+pub mod verify;
 
 pub use error::{Error, Result};

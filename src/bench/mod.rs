@@ -38,6 +38,7 @@ pub use error::BenchError;
 pub use llama::{LlamaCpp, SweepResult};
 pub use machine::{Clocks, DeviceFacts, GpuFacts, Machine};
 pub use model::fingerprint;
+pub(crate) use model::matrix_type;
 pub use ours::Ours;
 pub use point::{Point, Work, random_ids, token_pool};
 pub use reference::{is_f32_copy, write_f32_copy};

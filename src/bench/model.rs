@@ -24,7 +24,7 @@ pub fn fingerprint(file: &GgufFile) -> String {
 }
 
 /// The type that most bytes of the matrices of the layers have.
-pub(super) fn matrix_type(file: &GgufFile) -> DType {
+pub(crate) fn matrix_type(file: &GgufFile) -> DType {
     let mut by_type: Vec<(DType, usize)> = Vec::new();
     let in_layer = |name: &str| name.starts_with("blk.");
     for tensor in file.tensors().iter().filter(|t| in_layer(&t.name)) {

@@ -29,6 +29,7 @@ mod synth;
 mod text_source;
 mod threads;
 pub mod tokenize;
+pub mod verify;
 mod version;
 
 use std::process::ExitCode;
@@ -96,6 +97,8 @@ pub enum Command {
     Profile(Box<profile::Args>),
     /// Print the token ids of a text
     Tokenize(tokenize::Args),
+    /// Read a prompt in many ways on this device: all must give the same
+    Verify(Box<verify::Args>),
 }
 
 impl Cli {
@@ -121,6 +124,7 @@ impl Cli {
             Command::Plan(args) => plan::run(args, console),
             Command::Profile(args) => profile::run(args, console),
             Command::Tokenize(args) => tokenize::run(args, console),
+            Command::Verify(args) => verify::run(args, console),
         }
     }
 }

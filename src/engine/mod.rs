@@ -26,7 +26,7 @@ pub use policy::DeviceTraits;
 pub use recorder::{ChunkRecorder, ChunkRun, How};
 pub use report::PlanReport;
 pub use session::{
-    CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress, Rewind, Session,
+    CancelToken, Counters, HostTimes, Logits, Poison, PrefillControl, Progress, Rewind, Session,
     SessionFileError,
 };
 
@@ -151,9 +151,9 @@ impl WeightsChoice {
 pub struct Engine {
     options: EngineOptions,
     config: Config,
-    weights: Weights,
+    weights: Arc<Weights>,
     choice: WeightsChoice,
-    file: GgufFile,
+    file: Arc<GgufFile>,
     device: Device,
     traits: DeviceTraits,
     // Computed when a session is first saved or loaded.
@@ -268,12 +268,50 @@ impl Engine {
         Ok(Arc::new(Self {
             options,
             config,
-            weights,
+            weights: Arc::new(weights),
             choice,
-            file,
+            file: Arc::new(file),
             device,
             traits,
             fingerprint: OnceLock::new(),
+        }))
+    }
+
+    /// Another engine over the same weights, which lie in memory once: for other switches, chunks,
+    /// caches or threads.
+    ///
+    /// # Errors
+    /// An option out of range; another device, folder of backends or type of weights than this
+    /// engine was loaded with; an operation that the device does not compute.
+    pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>> {
+        check_options(&options)?;
+        let loaded = &self.options;
+        let other = |option, found: String| EngineError::Option {
+            option,
+            expected: "what the weights were loaded with",
+            found,
+        };
+        if options.device != loaded.device {
+            return Err(other("device", format!("{:?}", options.device)).into());
+        }
+        if options.weights != loaded.weights {
+            return Err(other("weights", format!("{:?}", options.weights)).into());
+        }
+        if options.backend_dir != loaded.backend_dir {
+            return Err(other("backend_dir", format!("{:?}", options.backend_dir)).into());
+        }
+        let backend = Backend::open(self.device, options.n_threads)?;
+        let model = (&self.config, self.weights.as_ref());
+        support::check(model, &options, self.device, &|node| backend.supports(node))?;
+        Ok(Arc::new(Self {
+            options,
+            config: self.config.clone(),
+            weights: Arc::clone(&self.weights),
+            choice: self.choice.clone(),
+            file: Arc::clone(&self.file),
+            device: self.device,
+            traits: self.traits.clone(),
+            fingerprint: self.fingerprint.clone(),
         }))
     }
 

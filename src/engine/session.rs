@@ -11,9 +11,12 @@ mod header;
 mod outcome;
 mod prepare;
 
+mod poison;
+
 pub use checkpoint::Rewind;
 pub use header::SessionFileError;
 pub use outcome::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress};
+pub use poison::Poison;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +24,7 @@ use std::time::Instant;
 use checkpoint::Checkpoints;
 
 use crate::Result;
-use crate::engine::bucket::pad_kv;
+use crate::engine::bucket::{Ladder, pad_kv};
 use crate::engine::fill::{FillPlan, fill_small};
 use crate::engine::graph_pool::GraphPool;
 use crate::engine::kv_cache::{self, KvCache};
@@ -56,6 +59,7 @@ pub struct Session {
     counters: Counters,
     times: HostTimes,
     free_for_test: Option<u64>,
+    ladder: Option<Ladder>,
 }
 
 impl std::fmt::Debug for Session {
@@ -110,6 +114,7 @@ impl Session {
             counters: Counters::default(),
             times: HostTimes::default(),
             free_for_test: None,
+            ladder: None,
         })
     }
 
@@ -209,6 +214,16 @@ impl Session {
         Ok(())
     }
 
+    /// Takes these bucket sizes for the calls that follow, or again those of the policy. Its chunk
+    /// is the engine's at most.
+    pub fn set_ladder(&mut self, ladder: Option<Ladder>) {
+        let most = self.engine.options().chunk;
+        self.ladder = ladder.map(|l| Ladder {
+            chunk: l.chunk.min(most),
+            ..l
+        });
+    }
+
     /// The chunks that `n_prompt` more tokens would be computed in.
     ///
     /// # Errors
@@ -217,7 +232,8 @@ impl Session {
         let n_vocab = self.engine.config().n_vocab;
         let chunk = self.engine.options().chunk;
         let limits = policy::limits(n_vocab, chunk);
-        let ladder = policy::ladder(chunk, self.engine.is_cpu(), n_prompt);
+        let chosen = || policy::ladder(chunk, self.engine.is_cpu(), n_prompt);
+        let ladder = self.ladder.unwrap_or_else(chosen);
         Ok(plan(
             self.n_past,
             n_prompt,
@@ -421,30 +437,10 @@ impl Session {
         Ok(())
     }
 
-    /// Writes a byte over all memory that a run must not depend on: arena, staging, inputs.
-    #[doc(hidden)]
-    pub fn poison_for_test(&mut self, byte: u8) {
-        for (_, graph) in self.pool.graphs() {
-            graph.graph.poison_arena(&self.backend, byte);
-        }
-        self.staging.scribble(&self.backend, byte);
-        self.block.poison(&self.backend, byte);
-    }
-
     /// Takes `bytes` for the free memory that the device reports, to show what is refused.
     #[doc(hidden)]
     pub fn set_free_memory_for_test(&mut self, bytes: Option<u64>) {
         self.free_for_test = bytes;
-    }
-
-    /// Writes a byte over the caches, dropping all graphs.
-    ///
-    /// # Errors
-    /// The caches are still in use.
-    #[doc(hidden)]
-    pub fn poison_kv_for_test(&mut self, byte: u8) -> Result<()> {
-        self.pool.clear(&self.backend);
-        self.kv.fill(byte)
     }
 }
 

@@ -5,7 +5,6 @@
     reason = "each test binary uses its own part"
 )]
 
-pub mod compare;
 pub mod fixtures;
 pub mod op;
 pub mod oracle;
@@ -19,8 +18,9 @@ use g4prefill::engine::{
 };
 use g4prefill::ggml::{DeviceChoice, devices, load_backends};
 
-pub use compare::{argmax, nmse};
 pub use fixtures::{Case, Fixture};
+pub use g4prefill::numerics as compare;
+pub use g4prefill::numerics::{argmax, nmse};
 
 /// Bits of all values: equal only when nothing differs.
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,0 +1,94 @@
+//! Measures of how far two arrays are apart.
+
+/// Returns sum (a-b)^2 / sum b^2, `b` being the reference; NaN anywhere and arrays of different
+/// length give infinity.
+pub fn nmse(a: &[f32], b: &[f32]) -> f64 {
+    if a.len() != b.len() {
+        return f64::INFINITY;
+    }
+    let (mut error, mut norm) = (0f64, 0f64);
+    for (&x, &y) in a.iter().zip(b) {
+        let (x, y) = (f64::from(x), f64::from(y));
+        error += (x - y) * (x - y);
+        norm += y * y;
+    }
+    let ratio = if error == 0.0 { 0.0 } else { error / norm };
+    if ratio.is_nan() { f64::INFINITY } else { ratio }
+}
+
+/// Returns the largest absolute difference.
+pub fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+    a.iter()
+        .zip(b)
+        .map(|(x, y)| (x - y).abs())
+        .fold(0.0, f32::max)
+}
+
+/// Returns the index of the largest value; the lowest index wins a tie.
+pub fn argmax(row: &[f32]) -> usize {
+    let best = |best: (usize, f32), (i, &x): (usize, &f32)| if x > best.1 { (i, x) } else { best };
+    row.iter().enumerate().fold((0, f32::NEG_INFINITY), best).0
+}
+
+/// Returns the largest value minus the second largest.
+pub fn gap(row: &[f32]) -> f32 {
+    let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for &value in row {
+        if value > first {
+            (first, second) = (value, first);
+        } else if value > second {
+            second = value;
+        }
+    }
+    first - second
+}
+
+/// Returns the middle value of `values`; infinity where there is none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+        .get(sorted.len() / 2)
+        .copied()
+        .unwrap_or(f64::INFINITY)
+}
+
+/// Returns the NMSE of each row of `n` values.
+pub fn row_nmse(a: &[f32], b: &[f32], n: usize) -> Vec<f64> {
+    let n = n.max(1);
+    a.chunks_exact(n)
+        .zip(b.chunks_exact(n))
+        .map(|(x, y)| nmse(x, y))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nmse_is_relative_to_the_reference_and_nan_is_infinitely_far() {
+        assert_eq!(nmse(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+        assert_eq!(nmse(&[0.0, 0.0], &[3.0, 4.0]), 1.0);
+        assert_eq!(nmse(&[f32::NAN], &[1.0]), f64::INFINITY);
+        assert_eq!(nmse(&[1.0], &[0.0]), f64::INFINITY);
+        assert_eq!(nmse(&[1.0], &[1.0, 2.0]), f64::INFINITY);
+    }
+
+    #[test]
+    fn argmax_takes_the_first_of_equals_and_gap_the_two_largest() {
+        assert_eq!((argmax(&[1.0, 7.0, 7.0]), argmax(&[])), (1, 0));
+        assert_eq!(gap(&[1.0, 7.0, 4.0]), 3.0);
+        assert_eq!(gap(&[4.0, 1.0, 7.0]), 3.0);
+        assert_eq!(gap(&[7.0, 7.0]), 0.0);
+    }
+
+    #[test]
+    fn rows_are_judged_one_by_one() {
+        let rows = row_nmse(&[1.0, 0.0, 3.0, 4.0], &[0.0, 1.0, 3.0, 4.0], 2);
+
+        assert_eq!(rows, [2.0, 0.0]);
+        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&[]), f64::INFINITY);
+    }
+}
