@@ -57,18 +57,19 @@ pub struct Outcome {
     pub kv: Vec<KvRow>,
 }
 
-/// The rows of the caches at `positions`, where a ring still holds them.
+/// The rows of the caches at `positions`, where a ring still holds them after positions below
+/// `n_written` were written.
 pub(super) fn kv_rows(
     engine: &Engine,
     session: &Session,
-    positions: &[usize],
+    (positions, n_written): (&[usize], usize),
 ) -> Result<Vec<KvRow>> {
     let (cache, n) = (session.kv_cache(), session.n_past());
     let dtype = cache.tensors.dtype;
     let mut rows = Vec::new();
     for layer in engine.config().layers.iter().filter(|l| l.owns_kv) {
         let first = if layer.is_swa {
-            ring::first_kept(n, cache.ring_rows)
+            ring::first_kept(n_written, cache.ring_rows)
         } else {
             0
         };

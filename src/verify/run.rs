@@ -64,12 +64,15 @@ impl<'a> Run<'a> {
             logits.data.extend(part.data);
             start = end;
         }
-        self.outcome(session, logits)
+        let n_written = session.n_past();
+        self.outcome(session, logits, n_written)
     }
 
-    /// The logits with the rows that the caches hold now.
-    pub fn outcome(&self, session: &Session, logits: Logits) -> Result<Outcome> {
-        let kv = kv_rows(self.engine, session, &self.prompt.positions)?;
+    /// The logits with the rows that the caches hold now, after positions below `n_written` were
+    /// written.
+    pub fn outcome(&self, session: &Session, logits: Logits, n_written: usize) -> Result<Outcome> {
+        let positions = (&self.prompt.positions[..], n_written);
+        let kv = kv_rows(self.engine, session, positions)?;
         Ok(Outcome { logits, kv })
     }
 

@@ -204,7 +204,8 @@ impl Verifier<'_> {
     fn end(&mut self, name: &str, verdict: Verdict, duration: Duration) {
         let row = Row::new(name, verdict, duration);
         if row.is_wrong() {
-            self.console.warning(row.describe().trim_end());
+            let why = row.why().unwrap_or_default();
+            self.console.warning(format_args!("{name} is wrong: {why}"));
         }
         self.rows.push(row);
     }

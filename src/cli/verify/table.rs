@@ -56,6 +56,11 @@ impl Row {
         self.result == Answer::Wrong
     }
 
+    /// What differs, or why there was nothing to compare.
+    pub fn why(&self) -> Option<&str> {
+        self.why.as_deref()
+    }
+
     /// A line of the table.
     pub fn describe(&self) -> String {
         let word = match self.result {

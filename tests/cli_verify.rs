@@ -1,0 +1,200 @@
+//! `g4prefill verify`: every check holds on small models of each kind, and what is said about it.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
+
+mod cli_support;
+
+use std::collections::BTreeMap;
+
+use cli_support::{Run, command, finish, g4prefill, model, start, text, tiny, tiny_command};
+use serde_json::Value;
+
+const SMALL: [&str; 4] = ["--n-prompt", "450", "--chunk", "64"];
+
+fn verify(preset: &str, dtype: &str, more: &[&str]) -> Run {
+    let model = model(preset, dtype);
+    let args = ["verify", "-m", text(&model), "--device", "cpu", "--json"];
+    finish(command(&[&args[..], &SMALL, more].concat()))
+}
+
+/// The checks by name.
+fn checks(json: &Value) -> BTreeMap<String, Value> {
+    let checks = json["checks"].as_array().unwrap().iter();
+    let named = |check: &Value| (check["name"].as_str().unwrap().to_owned(), check.clone());
+    checks.map(named).collect()
+}
+
+/// Fails unless every check has an answer and none is wrong; what may change no bit changed none.
+fn holds(label: &str, json: &Value) {
+    let checks = checks(json);
+    for (name, check) in &checks {
+        let result = check["result"].as_str().unwrap();
+        match result {
+            "within" => {
+                let (nmse, bound) = (check["nmse"].as_f64(), check["bound"].as_f64());
+                assert!(nmse.unwrap() <= bound.unwrap(), "{label}: {name}: {check}");
+                assert!(check["bound_name"].is_string(), "{label}: {name}: {check}");
+            }
+            "skipped" => assert!(check["why"].is_string(), "{label}: {name}: {check}"),
+            "identical" => assert!(check["nmse"].is_null(), "{label}: {name}: {check}"),
+            _ => panic!("{label}: {name}: {check}"),
+        }
+    }
+    for name in [
+        "repeat",
+        "second prompt",
+        "rollback",
+        "switch replay",
+        "switch pregrow",
+        "growth",
+        "poison arena",
+        "poison inputs and padding",
+        "poison staging",
+        "poison K/V and padding",
+    ] {
+        assert_eq!(checks[name]["result"], "identical", "{label}: {name}");
+    }
+    assert_eq!(json["is_passed"], true);
+    assert_eq!(json["n_wrong"], 0);
+    assert_eq!(json["wraps_rings"], true, "{label}");
+}
+
+#[test]
+fn every_kind_of_model_and_cache_holds() {
+    for (preset, dtype, more) in [
+        ("tiny", "q8_0", &["--kv-type", "f16"][..]),
+        ("tiny", "f32", &["--kv-type", "f32"]),
+        ("tiny-dense", "bf16", &["--kv-type", "f16"]),
+        ("tiny-dense", "q8_0", &["--kv-type", "q8_0"]),
+        ("tiny-moe", "q8_0", &["--kv-type", "f16"]),
+        (
+            "tiny-moe",
+            "f32",
+            &["--kv-type", "bf16", "--skip-dead-rows", "off"],
+        ),
+    ] {
+        let run = verify(preset, dtype, more);
+
+        run.code(0);
+        holds(&format!("{preset} {dtype} {more:?}"), &run.json());
+    }
+}
+
+#[cfg(feature = "llama")]
+#[test]
+fn llama_cpp_agrees_in_logits_and_caches() {
+    for (preset, dtype, kv) in [
+        ("tiny", "q8_0", "f16"),
+        ("tiny-dense", "f32", "f32"),
+        ("tiny-moe", "bf16", "f16"),
+    ] {
+        let run = verify(preset, dtype, &["--against", "llama", "--kv-type", kv]);
+
+        let json = run.code(0).json();
+        holds(preset, &json);
+        for name in ["llama.cpp logits", "llama.cpp K/V rows"] {
+            assert_eq!(checks(&json)[name]["result"], "within", "{preset}: {name}");
+        }
+        let named = checks(&json)["llama.cpp K/V rows"]["bound_name"].clone();
+        assert!(named.as_str().unwrap().starts_with("kv rows, "), "{named}");
+    }
+}
+
+#[cfg(not(feature = "llama"))]
+#[test]
+fn llama_cpp_is_refused_where_it_was_not_built() {
+    tiny("verify", &["--against", "llama"])
+        .code(2)
+        .says("feature `llama`");
+}
+
+#[test]
+fn every_switch_of_the_plan_is_verified() {
+    let plan = tiny("plan", &["--n-prompt", "450", "--json"]).json();
+    let json = tiny("verify", &[&SMALL[..], &["--json"]].concat()).json();
+
+    let checks = checks(&json);
+    for switch in plan["switches"].as_array().unwrap() {
+        let name = format!("switch {}", switch["name"].as_str().unwrap());
+        assert!(checks.contains_key(&name), "{name}");
+    }
+    for name in [
+        "switch mask",
+        "switch readback",
+        "switch fuse",
+        "switch attention",
+    ] {
+        assert_eq!(checks[name]["result"], "skipped", "{name} on the CPU");
+    }
+}
+
+#[test]
+fn table_has_a_line_for_each_check_and_the_sum() {
+    let run = tiny("verify", &SMALL);
+
+    run.code(0).says("check 1 of ").says(": repeat\n");
+    let table = run.stdout();
+    let (lines, sum) = table.trim_end().split_once("\n\n").unwrap();
+    let n = lines.lines().count();
+    assert!(sum.starts_with(&format!("{n} checks: ")), "{table}");
+    assert!(sum.contains(" 0 wrong, "), "{table}");
+    assert!(run.stderr().contains(&format!("check {n} of {n}: ")));
+}
+
+#[test]
+fn default_prompt_wraps_the_rings_and_a_short_one_is_warned_of() {
+    let long = tiny("verify", &["--chunk", "64", "--json"]);
+    let short = tiny("verify", &["--chunk", "64", "--n-prompt", "20", "--json"]);
+
+    assert_eq!(long.code(0).json()["wraps_rings"], true);
+    assert!(
+        !long.stderr().contains("does not wrap"),
+        "{}",
+        long.stderr()
+    );
+    short.code(0).says("20 tokens does not wrap");
+    assert_eq!(short.json()["wraps_rings"], false);
+}
+
+#[test]
+fn prompt_beyond_the_context_is_refused_with_the_numbers() {
+    let args = ["--n-prompt", "450", "--n-ctx", "300"];
+
+    let run = tiny("verify", &args);
+
+    run.code(2).says("450 tokens").says("300 tokens");
+    assert_eq!(run.stdout(), "");
+}
+
+#[test]
+fn interrupt_stops_between_chunks_and_prints_nothing() {
+    let args = ["--n-prompt", "6000", "--chunk", "64", "--json"];
+    let mut running = start(tiny_command("verify", &args));
+    running.wait_for("check 2 of ");
+    running.signal("INT");
+
+    let run = running.end();
+
+    run.code(130).says("interrupted");
+    assert_eq!(run.stdout(), "");
+}
+
+#[test]
+fn json_page_lists_every_field() {
+    let page = include_str!("../docs/json.md");
+    let (_, rest) = page.split_once("\n## `verify`\n").expect("a section");
+    let section = rest.split("\n## ").next().unwrap();
+    let model = model("tiny", "f32");
+    let args = ["verify", "-m", text(&model), "--json", "--n-prompt", "9"];
+    let json = g4prefill(&args).code(0).json();
+
+    let check = json["checks"][0].as_object().unwrap();
+    for field in json.as_object().unwrap().keys().chain(check.keys()) {
+        let is_listed = field == "schema_version" || section.contains(&format!("`{field}`"));
+        assert!(is_listed, "{field} is not in docs/json.md");
+    }
+}
