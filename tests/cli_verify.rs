@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use cli_support::{Run, command, finish, g4prefill, model, start, text, tiny, tiny_command};
 use serde_json::Value;
 
-const SMALL: [&str; 4] = ["--n-prompt", "450", "--chunk", "64"];
+/// Longer than the rings of 256 rows that a window of 32 and this chunk take.
+const SMALL: [&str; 4] = ["--n-prompt", "300", "--chunk", "64"];
 
 fn verify(preset: &str, dtype: &str, more: &[&str]) -> Run {
     let model = model(preset, dtype);
@@ -67,9 +68,8 @@ fn holds(label: &str, json: &Value) {
 fn every_kind_of_model_and_cache_holds() {
     for (preset, dtype, more) in [
         ("tiny", "q8_0", &["--kv-type", "f16"][..]),
-        ("tiny", "f32", &["--kv-type", "f32"]),
-        ("tiny-dense", "bf16", &["--kv-type", "f16"]),
-        ("tiny-dense", "q8_0", &["--kv-type", "q8_0"]),
+        ("tiny-dense", "f32", &["--kv-type", "f32"]),
+        ("tiny-dense", "bf16", &["--kv-type", "q8_0"]),
         ("tiny-moe", "q8_0", &["--kv-type", "f16"]),
         (
             "tiny-moe",
@@ -97,10 +97,9 @@ fn llama_cpp_agrees_in_logits_and_caches() {
         let json = run.code(0).json();
         holds(preset, &json);
         for name in ["llama.cpp logits", "llama.cpp K/V rows"] {
-            assert_eq!(checks(&json)[name]["result"], "within", "{preset}: {name}");
+            let result = checks(&json)[name]["result"].clone();
+            assert_eq!(result, "within", "{preset}: {name}");
         }
-        let named = checks(&json)["llama.cpp K/V rows"]["bound_name"].clone();
-        assert!(named.as_str().unwrap().starts_with("kv rows, "), "{named}");
     }
 }
 
@@ -114,7 +113,7 @@ fn llama_cpp_is_refused_where_it_was_not_built() {
 
 #[test]
 fn every_switch_of_the_plan_is_verified() {
-    let plan = tiny("plan", &["--n-prompt", "450", "--json"]).json();
+    let plan = tiny("plan", &["--n-prompt", "300", "--json"]).json();
     let json = tiny("verify", &[&SMALL[..], &["--json"]].concat()).json();
 
     let checks = checks(&json);

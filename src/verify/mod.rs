@@ -74,9 +74,14 @@ impl Facts {
         }
     }
 
-    /// The limit against `against` on the CPU; on a GPU there is one for all comparisons.
+    /// The limit against `against` on the CPU. On a GPU there is one for all comparisons, and with
+    /// experts too: prompts here are longer than those that the limits against llama.cpp are for.
     fn limit(self, against: &'static str) -> Expect {
-        let against = if self.is_cpu { against } else { "gpu" };
+        let against = match (self.is_cpu, self.is_moe) {
+            (false, _) => "gpu",
+            (true, true) => "own",
+            (true, false) => against,
+        };
         let kv = if self.kv_type == DType::F32 {
             "f32"
         } else {
