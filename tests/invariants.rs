@@ -310,6 +310,52 @@ fn t03_chunks_that_cross_window_and_ring_agree_with_one_chunk() {
     }
 }
 
+#[test]
+fn another_engine_over_the_same_weights_answers_like_one_that_loaded_them() {
+    let fixture = Fixture::load("a-e4b-q8_0");
+    let tokens = &long_prompt(&fixture)[..200];
+    let engine = load(&fixture.gguf, options(64));
+    let shared = engine.with_options(options(48)).expect("an engine");
+    let loaded = load(&fixture.gguf, options(48));
+    drop(engine);
+
+    let [a, b] = [shared, loaded].map(|engine| {
+        let mut session = engine.session(200).expect("session");
+        bits(&prefill(&mut session, tokens, &Rows::Last).data)
+    });
+
+    assert_eq!(a, b);
+}
+
+#[test]
+fn another_engine_takes_no_other_device_weights_or_size_of_nothing() {
+    let fixture = Fixture::load("a-e4b-q8_0");
+    let engine = load(&fixture.gguf, options(64));
+    for (name, changed) in [
+        (
+            "device",
+            EngineOptions {
+                device: g4prefill::ggml::DeviceChoice::Cuda(0),
+                ..options(64)
+            },
+        ),
+        (
+            "weights",
+            EngineOptions {
+                weights: g4prefill::model::weights::WeightsMode::Bf16,
+                ..options(64)
+            },
+        ),
+        ("chunk", options(0)),
+    ] {
+        let error = engine.with_options(changed).expect_err(name);
+        assert!(
+            matches!(error, Error::Engine(EngineError::Option { option, .. }) if option == name),
+            "{error}"
+        );
+    }
+}
+
 /// T01: padding rows write to scratch rows only.
 #[test]
 fn t01_padding_rows_touch_no_live_cell() {

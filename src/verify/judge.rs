@@ -214,9 +214,8 @@ fn distances(
         return Vec::new();
     }
     let whole = || {
-        let join = |side: fn(&(&[f32], &[f32])) -> Vec<f32>| rows.iter().flat_map(side).collect();
-        let (found, expected): (Vec<f32>, Vec<f32>) =
-            (join(|r| r.0.to_vec()), join(|r| r.1.to_vec()));
+        let found: Vec<f32> = rows.iter().flat_map(|r| r.0).copied().collect();
+        let expected: Vec<f32> = rows.iter().flat_map(|r| r.1).copied().collect();
         nmse(&found, &expected)
     };
     let middle = || {
