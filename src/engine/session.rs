@@ -9,9 +9,8 @@ mod file;
 mod fork;
 mod header;
 mod outcome;
-mod prepare;
-
 mod poison;
+mod prepare;
 
 pub use checkpoint::Rewind;
 pub use header::SessionFileError;

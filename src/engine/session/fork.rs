@@ -52,6 +52,7 @@ impl Session {
         fork.n_written = self.n_written;
         fork.tokens.clone_from(&self.tokens);
         fork.checkpoints = self.checkpoints.clone();
+        fork.ladder = self.ladder;
         Ok(fork)
     }
 }
