@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 
 use cli_support::{
-    Run, command, f32s, finish, finish_with_input, g4prefill, names_in, read_f32, text,
+    Run, command, f32s, finish, finish_with_input, g4prefill, in_shell, names_in, read_f32, text,
     tiny_command, tiny_with_input,
 };
 
@@ -32,20 +32,6 @@ fn synth_to(out: &Path) -> Run {
         "-o",
         text(out),
     ])
-}
-
-/// The command run by a shell after `setup`, with its words as `"$@"`.
-fn in_shell(setup: &str, command: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(setup).arg("sh");
-    shell.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    shell
 }
 
 #[test]

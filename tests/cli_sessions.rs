@@ -10,7 +10,7 @@ mod cli_support;
 
 use std::path::Path;
 
-use cli_support::{Run, command, finish, names_in, start, text, tiny, tiny_command};
+use cli_support::{Run, command, finish, in_shell, names_in, start, text, tiny, tiny_command};
 use serde_json::Value;
 
 const TEXT: &str = "The old captain counted the boats twice beside the frozen lake.";
@@ -229,4 +229,21 @@ fn interrupted_prompt_is_saved_as_far_as_it_was_read() {
     let loaded = &run("the old captain", &args).json()["loaded_session"];
     assert_eq!(number(loaded, "n_saved") % 64, 0);
     assert_eq!(names_in(folder.path()), ["a.session", "book.txt"]);
+}
+
+#[test]
+fn session_that_cannot_be_written_leaves_the_old_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.session");
+    std::fs::write(&file, "old").unwrap();
+    let command = tiny_command(
+        "run",
+        &["-p", TEXT, "-n", "0", "--save-session", text(&file)],
+    );
+
+    let run = finish(in_shell("ulimit -f 8; exec \"$@\"", &command));
+
+    run.code(2).says("save session").says("File too large");
+    assert_eq!(std::fs::read(&file).unwrap(), b"old");
+    assert_eq!(names_in(folder.path()), ["a.session"]);
 }

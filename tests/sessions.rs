@@ -17,7 +17,8 @@ use g4prefill::engine::{
     Engine, EngineError, EngineOptions, PrefillControl, Rows, Session, SessionFileError,
 };
 use g4prefill::gguf::DType;
-use support::{Fixture, bits, cpu_options, load, prefill, random_tokens};
+use proptest::test_runner::{Config, TestRunner};
+use support::{Fixture, bits, cpu_options, gpu, gpu_options, load, prefill, random_tokens};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of the head; the last 8 are its checksum.
@@ -25,13 +26,17 @@ const HEAD: usize = 136;
 /// Tokens of a chunk: rings of 256 rows.
 const CHUNK: usize = 64;
 
-fn engine(name: &str, kv_type: DType) -> Arc<Engine> {
+fn engine_on(name: &str, kv_type: DType, device: EngineOptions) -> Arc<Engine> {
     let options = EngineOptions {
         chunk: CHUNK,
         kv_type,
-        ..cpu_options()
+        ..device
     };
     load(&Fixture::load(name).gguf, options)
+}
+
+fn engine(name: &str, kv_type: DType) -> Arc<Engine> {
+    engine_on(name, kv_type, cpu_options())
 }
 
 fn tokens(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
@@ -58,28 +63,49 @@ fn save(session: &Session, folder: &Path) -> std::path::PathBuf {
     path
 }
 
-/// E-series and dense, each cache type, a ring that has wrapped (256 rows) and one that has not.
+/// A session of `n` tokens, its fork, and what another engine loads from its file go on alike.
+fn go_on_alike(name: &str, kv_type: DType, n: usize, device: &EngineOptions) {
+    let what = format!("{name} {kv_type} {n}");
+    let folder = tempfile::tempdir().expect("folder");
+    let first = engine_on(name, kv_type, device.clone());
+    let prompt = tokens(&first, n, 1);
+    let mut session = first.session(900).expect("session");
+    prefill(&mut session, &prompt, &Rows::Last);
+
+    let path = save(&session, folder.path());
+    let mut fork = session.fork().expect("fork");
+    let second = engine_on(name, kv_type, device.clone());
+    let mut loaded = second.load_session(&path, 0).expect("load");
+
+    assert_eq!(loaded.tokens(), prompt, "{what}");
+    assert_eq!(loaded.n_past(), n, "{what}");
+    let expected = go_on(&mut session, 2);
+    assert_eq!(go_on(&mut loaded, 2), expected, "{what}: loaded");
+    assert_eq!(go_on(&mut fork, 2), expected, "{what}: forked");
+}
+
+/// E-series, dense and experts, each cache type, a ring that has wrapped (256 rows) and one that
+/// has not.
 #[test]
 fn saved_and_forked_sessions_go_on_bit_for_bit() {
     for name in ["a-e4b-q8_0", "c-dense-bf16", "d-moe-q8_0"] {
-        for kv_type in [DType::F16, DType::F32, DType::Q8_0] {
+        for kv_type in [DType::F16, DType::F32, DType::Q8_0, DType::BF16] {
             for n in [1, 100, 700] {
-                let what = format!("{name} {kv_type} {n}");
-                let folder = tempfile::tempdir().expect("folder");
-                let first = engine(name, kv_type);
-                let prompt = tokens(&first, n, 1);
-                let mut session = first.session(900).expect("session");
-                prefill(&mut session, &prompt, &Rows::Last);
+                go_on_alike(name, kv_type, n, &cpu_options());
+            }
+        }
+    }
+}
 
-                let path = save(&session, folder.path());
-                let mut fork = session.fork().expect("fork");
-                let mut loaded = engine(name, kv_type).load_session(&path, 0).expect("load");
-
-                assert_eq!(loaded.tokens(), prompt, "{what}");
-                assert_eq!(loaded.n_past(), n, "{what}");
-                let expected = go_on(&mut session, 2);
-                assert_eq!(go_on(&mut loaded, 2), expected, "{what}: loaded");
-                assert_eq!(go_on(&mut fork, 2), expected, "{what}: forked");
+#[test]
+fn gpu_saved_and_forked_sessions_go_on_bit_for_bit() {
+    if !gpu("gpu_saved_and_forked_sessions_go_on_bit_for_bit") {
+        return;
+    }
+    for name in ["a-e4b-q8_0", "c-dense-bf16"] {
+        for kv_type in [DType::F16, DType::Q8_0] {
+            for n in [100, 700] {
+                go_on_alike(name, kv_type, n, &gpu_options());
             }
         }
     }
@@ -406,6 +432,38 @@ fn hostile_numbers_are_refused_with_field_offset_and_expectation() {
         );
     }
     case(at + 8, 128, "checkpoint 1 at byte ");
+}
+
+/// Right checksums over any bytes of head, tokens and positions: an error, or a session that works.
+#[test]
+fn any_head_with_right_checksums_is_refused_or_works() {
+    let (engine, folder, bytes) = saved();
+    let index = HEAD + 300 * 4 + 3 * 8;
+    let changes = proptest::collection::vec((8..index, proptest::num::u8::ANY), 1..4);
+    let n_taken = std::cell::Cell::new(0);
+    let config = Config {
+        cases: 300,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    TestRunner::new(config)
+        .run(&changes, |changes| {
+            let mut hostile = bytes.clone();
+            for (at, byte) in changes {
+                hostile = with(&hostile, at, &[byte]);
+            }
+            if let Ok(mut session) = load_bytes(&engine, folder.path(), &hostile) {
+                n_taken.set(n_taken.get() + 1);
+                assert_eq!(session.n_past(), session.tokens().len());
+                session.set_checkpoints(0);
+                prefill(&mut session, &[1, 2], &Rows::Last);
+                session.rewind(session.n_past() / 2).expect("rewind");
+            }
+            Ok(())
+        })
+        .expect("no failure");
+    // Other tokens are as good as those that were saved.
+    assert!((1..300).contains(&n_taken.get()), "{n_taken:?}");
 }
 
 /// A sparse file costs nothing to make: its length alone must not allocate.

@@ -46,6 +46,20 @@ pub fn tiny_with_input(name: &str, more: &[&str], input: &[u8]) -> Run {
     finish_with_input(tiny_command(name, more), input)
 }
 
+/// The command run by a shell after `setup`, with its words as `"$@"`.
+pub fn in_shell(setup: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(setup).arg("sh");
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
+}
+
 /// Runs a prepared command to its end.
 pub fn finish(mut command: Command) -> Run {
     let output = command.output().expect("start g4prefill");

@@ -98,16 +98,19 @@ impl Session {
     /// More tokens than the session holds.
     ///
     /// # Example
-    /// ```no_run
+    /// ```
     /// # use g4prefill::engine::{Engine, EngineOptions, PrefillControl, Rows};
-    /// # let engine = Engine::load("model.gguf".as_ref(), EngineOptions::default(), &mut |_| {})?;
-    /// # let tokens = vec![2; 100_000];
+    /// # let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/c-dense-bf16.gguf");
+    /// # let options = EngineOptions { chunk: 64, ..EngineOptions::default() };
+    /// # let engine = Engine::load(model.as_ref(), options, &mut |_| {})?;
+    /// # let tokens = vec![2; 1000];
     /// let mut session = engine.session(tokens.len())?;
-    /// session.set_checkpoints(10_000);
+    /// session.set_checkpoints(100);
     /// session.prefill(&tokens, &Rows::Last, &mut PrefillControl::default())?;
-    /// // The rings wrapped long ago: what comes next is computed from the checkpoint on.
-    /// let back = session.rewind(35_000)?;
-    /// assert!(back.n_past <= 35_000 && back.refused.is_some());
+    /// // The rings wrapped long ago: the session goes on from the checkpoint before.
+    /// let back = session.rewind(350)?;
+    /// assert!(back.refused.is_some());
+    /// assert!((250..=350).contains(&back.n_past));
     /// # Ok::<(), g4prefill::Error>(())
     /// ```
     pub fn rewind(&mut self, n: usize) -> Result<Rewind> {

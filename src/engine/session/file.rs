@@ -6,10 +6,12 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Advice, fadvise};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Session;
@@ -23,6 +25,8 @@ use crate::unfinished::Unfinished;
 
 /// Bytes of a token id.
 const TOKEN_BYTES: usize = size_of::<u32>();
+/// Bytes that the system is asked to read ahead.
+const AHEAD_BYTES: Option<NonZeroU64> = NonZeroU64::new(4 * PIECE_BYTES as u64);
 /// Bytes of a checkpoint's position.
 const POSITION_BYTES: usize = size_of::<u64>();
 
@@ -36,20 +40,21 @@ impl Session {
     /// [`SessionFileError`]: a path that cannot be written, too little room.
     ///
     /// # Example
-    /// ```no_run
-    /// use std::path::Path;
-    ///
+    /// ```
     /// use g4prefill::engine::{Engine, EngineOptions, PrefillControl, Rows};
     ///
-    /// let engine = Engine::load("model.gguf".as_ref(), EngineOptions::default(), &mut |_| {})?;
+    /// # let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/c-dense-bf16.gguf");
+    /// # let folder = tempfile::tempdir()?;
+    /// # let file = folder.path().join("book.session");
+    /// let engine = Engine::load(model.as_ref(), EngineOptions::default(), &mut |_| {})?;
     /// let mut session = engine.session(4096)?;
     /// session.prefill(&[2, 17, 42], &Rows::Last, &mut PrefillControl::default())?;
-    /// session.save(Path::new("book.session"))?;
+    /// session.save(&file)?;
     ///
-    /// let mut again = engine.load_session(Path::new("book.session"), 0)?;
+    /// let mut again = engine.load_session(&file, 0)?;
     /// assert_eq!(again.tokens(), [2, 17, 42]);
     /// again.prefill(&[7], &Rows::Last, &mut PrefillControl::default())?;
-    /// # Ok::<(), g4prefill::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn save(&self, path: &Path) -> Result<()> {
         let file = Unfinished::create(path).map_err(|e| failed(path, e))?;
@@ -64,14 +69,7 @@ impl Session {
     pub fn save_into(&self, file: Unfinished, path: &Path) -> Result<()> {
         let header = self.header();
         let n_bytes = file_bytes(header.body_bytes);
-        if let Some(available) = file.available().filter(|&n| n < n_bytes) {
-            return Err(EngineError::from(SessionFileError::NoRoom {
-                path: path.to_owned(),
-                n_bytes,
-                available,
-            })
-            .into());
-        }
+        require_room(path, n_bytes, file.available())?;
         let mut out = Writer {
             file: file.file(),
             path,
@@ -160,7 +158,20 @@ fn body_bytes(engine: &Engine, header: &Header, positions: &[usize]) -> u64 {
     checkpoints.fold(parts, u64::saturating_add)
 }
 
-/// Sorts a failed write by its reason.
+/// Refuses to begin what cannot end: `available` is what the file system says, if it does.
+fn require_room(path: &Path, n_bytes: u64, available: Option<u64>) -> Result<(), EngineError> {
+    match available {
+        Some(available) if available < n_bytes => Err(SessionFileError::NoRoom {
+            path: path.to_owned(),
+            n_bytes,
+            available,
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// A failed file operation.
 fn failed(path: &Path, source: std::io::Error) -> EngineError {
     let path = path.to_owned();
     SessionFileError::Io { path, source }.into()
@@ -189,6 +200,8 @@ struct Reader {
     file: File,
     path: PathBuf,
     n_bytes: u64,
+    /// Bytes read so far.
+    n_read: u64,
     hash: Xxh3,
     buffer: Vec<u8>,
 }
@@ -203,13 +216,12 @@ impl Reader {
             return Err(failed(path, error));
         }
         let file = File::open(path).map_err(|e| failed(path, e))?;
-        // Reads ahead further; a file system that does not is only slower.
-        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
         let n_bytes = file.metadata().map_err(|e| failed(path, e))?.len();
         let mut reader = Self {
             file,
             path: path.to_owned(),
             n_bytes,
+            n_read: 0,
             hash: Xxh3::new(),
             buffer: Vec::new(),
         };
@@ -231,7 +243,11 @@ impl Reader {
         .into())
     }
 
+    /// Reads the next bytes; the disk goes on with those behind them while these are used.
     fn fill(&mut self, out: &mut [u8]) -> Result<(), EngineError> {
+        self.n_read += out.len() as u64;
+        // A file system that does not read ahead is only slower.
+        let _ = fadvise(&self.file, self.n_read, AHEAD_BYTES, Advice::WillNeed);
         self.file.read_exact(out).map_err(|e| failed(&self.path, e))
     }
 
@@ -400,5 +416,19 @@ impl Engine {
         let chunk = self.options().chunk;
         let rings = kv_cache::ring_rows_for(self.config(), chunk, rows.max(pad_kv(n)));
         Session::with_caches(self, backend, (rows, rings), n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_room_is_refused_with_both_numbers() {
+        let check = |available| require_room(Path::new("a.session"), 145, available);
+
+        assert!(check(None).is_ok() && check(Some(145)).is_ok());
+        let error = check(Some(144)).unwrap_err().to_string();
+        assert_eq!(error, "a.session: expected room for 145 bytes, found 144");
     }
 }

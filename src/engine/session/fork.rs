@@ -17,9 +17,10 @@ impl Session {
     /// Out of memory; the origin stays as it is.
     ///
     /// # Example
-    /// ```no_run
+    /// ```
     /// # use g4prefill::engine::{Engine, EngineOptions, PrefillControl, Rows};
-    /// # let engine = Engine::load("model.gguf".as_ref(), EngineOptions::default(), &mut |_| {})?;
+    /// # let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/c-dense-bf16.gguf");
+    /// # let engine = Engine::load(model.as_ref(), EngineOptions::default(), &mut |_| {})?;
     /// let mut book = engine.session(4096)?;
     /// book.prefill(&[2, 17, 42], &Rows::Last, &mut PrefillControl::default())?;
     /// for question in [[7, 8], [9, 10]] {
