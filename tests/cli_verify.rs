@@ -9,6 +9,7 @@
 mod cli_support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use cli_support::{Run, command, finish, g4prefill, model, start, text, tiny, tiny_command};
 use serde_json::Value;
@@ -16,8 +17,10 @@ use serde_json::Value;
 /// Longer than the rings of 256 rows that a window of 32 and this chunk take.
 const SMALL: [&str; 4] = ["--n-prompt", "300", "--chunk", "64"];
 
-fn verify(preset: &str, dtype: &str, more: &[&str]) -> Run {
-    let model = model(preset, dtype);
+/// On one of the fixtures, which are smaller than any synthetic preset.
+fn verify(fixture: &str, more: &[&str]) -> Run {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let model = folder.join(format!("{fixture}.gguf"));
     let args = ["verify", "-m", text(&model), "--device", "cpu", "--json"];
     finish(command(&[&args[..], &SMALL, more].concat()))
 }
@@ -49,6 +52,8 @@ fn holds(label: &str, json: &Value) {
         "repeat",
         "second prompt",
         "rollback",
+        "fork",
+        "save and load",
         "switch replay",
         "switch pregrow",
         "growth",
@@ -66,33 +71,35 @@ fn holds(label: &str, json: &Value) {
 
 #[test]
 fn every_kind_of_model_and_cache_holds() {
-    for (preset, dtype, more) in [
-        ("tiny", "q8_0", &["--kv-type", "f16"][..]),
-        ("tiny-dense", "f32", &["--kv-type", "f32"]),
-        ("tiny-dense", "bf16", &["--kv-type", "q8_0"]),
-        ("tiny-moe", "q8_0", &["--kv-type", "f16"]),
+    for (fixture, more) in [
+        ("a-e4b-q8_0", &["--kv-type", "f16"][..]),
+        ("b-e2b-f32", &["--kv-type", "bf16"]),
+        ("c-dense-f32", &["--kv-type", "f32"]),
+        ("c-dense-bf16", &["--kv-type", "q8_0"]),
+        ("d-moe-q8_0", &["--kv-type", "f16"]),
         (
-            "tiny-moe",
-            "f32",
-            &["--kv-type", "bf16", "--skip-dead-rows", "off"],
+            "d-moe-f32",
+            &["--kv-type", "f32", "--skip-dead-rows", "off"],
         ),
+        ("e-donor-f32", &["--kv-type", "f16", "--replay", "off"]),
     ] {
-        let run = verify(preset, dtype, more);
+        let run = verify(fixture, more);
 
         run.code(0);
-        holds(&format!("{preset} {dtype} {more:?}"), &run.json());
+        holds(&format!("{fixture} {more:?}"), &run.json());
     }
 }
 
 #[cfg(feature = "llama")]
 #[test]
 fn llama_cpp_agrees_in_logits_and_caches() {
-    for (preset, dtype, kv) in [
-        ("tiny", "q8_0", "f16"),
-        ("tiny-dense", "f32", "f32"),
-        ("tiny-moe", "bf16", "f16"),
+    for (preset, kv) in [
+        ("a-e4b-q8_0", "f16"),
+        ("c-dense-f32", "f32"),
+        ("c-dense-bf16", "f16"),
+        ("d-moe-f32", "f16"),
     ] {
-        let run = verify(preset, dtype, &["--against", "llama", "--kv-type", kv]);
+        let run = verify(preset, &["--against", "llama", "--kv-type", kv]);
 
         let json = run.code(0).json();
         holds(preset, &json);
@@ -101,6 +108,19 @@ fn llama_cpp_agrees_in_logits_and_caches() {
             assert_eq!(result, "within", "{preset}: {name}");
         }
     }
+}
+
+#[cfg(feature = "llama")]
+#[test]
+fn model_that_llama_cpp_cannot_run_is_skipped_with_the_reason() {
+    let json = verify("e-donor-f32", &["--against", "llama"])
+        .code(0)
+        .json();
+
+    let check = checks(&json)["llama.cpp logits"].clone();
+    assert_eq!(check["result"], "skipped");
+    let why = check["why"].as_str().unwrap();
+    assert!(why.contains("llama.cpp cannot run this model"), "{why}");
 }
 
 #[cfg(not(feature = "llama"))]
@@ -171,7 +191,7 @@ fn prompt_beyond_the_context_is_refused_with_the_numbers() {
 
 #[test]
 fn interrupt_stops_between_chunks_and_prints_nothing() {
-    let args = ["--n-prompt", "6000", "--chunk", "64", "--json"];
+    let args = ["--n-prompt", "3000", "--chunk", "64", "--json"];
     let mut running = start(tiny_command("verify", &args));
     running.wait_for("check 2 of ");
     running.signal("INT");

@@ -9,7 +9,8 @@ use super::prompt::{N_DRAFT, N_SINGLE};
 use super::run::Run;
 use crate::engine::bucket::{KV_PAD, Ladder};
 use crate::engine::{
-    CancelToken, Engine, EngineError, EngineOptions, Place, Poison, Readback, Rows, Switches,
+    CancelToken, Engine, EngineError, EngineOptions, Place, Poison, Readback, Rows, Session,
+    SessionFileError, Switches,
 };
 use crate::{Error, Result};
 
@@ -92,6 +93,10 @@ pub enum Case {
     SecondPrompt,
     /// In a session that went further and was taken back.
     Rollback,
+    /// Its end by a fork, whose origin went another way.
+    Fork,
+    /// Its end by a session that was saved and loaded.
+    SaveLoad,
     /// In two calls, split where no chunk ends.
     TwoCalls,
     /// The last tokens one by one.
@@ -120,6 +125,8 @@ impl std::fmt::Display for Case {
             Self::Repeat => write!(f, "repeat"),
             Self::SecondPrompt => write!(f, "second prompt"),
             Self::Rollback => write!(f, "rollback"),
+            Self::Fork => write!(f, "fork"),
+            Self::SaveLoad => write!(f, "save and load"),
             Self::TwoCalls => write!(f, "two calls"),
             Self::OneByOne => write!(f, "one by one"),
             Self::SpreadRows => write!(f, "spread rows"),
@@ -139,7 +146,13 @@ impl std::fmt::Display for Case {
 
 /// The cases for a prompt of `n_prompt` tokens and chunks of `chunk`.
 pub fn cases(n_prompt: usize, chunk: usize) -> Vec<Case> {
-    let mut cases = vec![Case::Repeat, Case::SecondPrompt, Case::Rollback];
+    let mut cases = vec![
+        Case::Repeat,
+        Case::SecondPrompt,
+        Case::Rollback,
+        Case::Fork,
+        Case::SaveLoad,
+    ];
     cases.extend(SWITCHES.map(Case::Switch));
     // Half of it, one that divides nothing, the prompt as one chunk.
     let used = chunk.min(n_prompt);
@@ -191,6 +204,18 @@ impl Case {
                 Ok(bits(&run.read(&mut session)?))
             }
             Self::Rollback => rollback(engine, run, base),
+            Self::Fork => continued(run, base, |mut origin| {
+                let fork = match origin.fork() {
+                    Err(Error::Engine(EngineError::Budget(why))) => {
+                        return Ok(Err(why.to_string()));
+                    }
+                    fork => fork?,
+                };
+                let others = base.prompt.others.get(..n / 3).unwrap_or_default();
+                run.prefill(&mut origin, others, &Rows::List(Vec::new()))?;
+                Ok(Ok(fork))
+            }),
+            Self::SaveLoad => continued(run, base, |session| saved_and_loaded(engine, session)),
             Self::TwoCalls => {
                 let found = run.calls(&mut run.session(0)?, &[n / 3], &base.prompt.rows)?;
                 Ok(bounded(&found))
@@ -281,6 +306,48 @@ fn rollback(engine: &Arc<Engine>, run: Run<'_>, base: &Base) -> Result<Verdict> 
         (Ok(expected), Ok(found)) => Ok(judge(&Expect::Bits, &expected, &found)),
         (Err(why), _) | (_, Err(why)) => skipped(why),
     }
+}
+
+/// A third of the prompt, what `change` makes of that session, the rest; against the same without
+/// it.
+fn continued(
+    run: Run<'_>,
+    base: &Base,
+    change: impl FnOnce(Session) -> Result<Result<Session, String>>,
+) -> Result<Verdict> {
+    let (ids, rows) = (&base.prompt.ids, &base.prompt.rows);
+    let Some(first) = ids.get(..ids.len() / 3).filter(|ids| !ids.is_empty()) else {
+        return skipped("the prompt is too short");
+    };
+    let expected = run.calls(&mut run.session(0)?, &[first.len()], rows)?;
+    let mut session = run.session(0)?;
+    run.prefill(&mut session, first, &Rows::List(Vec::new()))?;
+    match change(session)? {
+        Ok(mut session) => {
+            let found = run.calls(&mut session, &[], rows)?;
+            Ok(judge(&Expect::Bits, &expected, &found))
+        }
+        Err(why) => skipped(why),
+    }
+}
+
+/// Through a file in the temporary folder.
+fn saved_and_loaded(engine: &Arc<Engine>, session: Session) -> Result<Result<Session, String>> {
+    let folder = match tempfile::tempdir() {
+        Ok(folder) => folder,
+        Err(error) => return Ok(Err(format!("there is no temporary folder: {error}"))),
+    };
+    let path = folder.path().join("verify.session");
+    if let Err(error) = session.save(&path) {
+        return match error {
+            Error::Engine(EngineError::SessionFile(why @ SessionFileError::NoRoom { .. })) => {
+                Ok(Err(why.to_string()))
+            }
+            error => Err(error),
+        };
+    }
+    drop(session);
+    Ok(Ok(engine.load_session(&path, 0)?))
 }
 
 /// Why a session for `n` tokens does not fit into the memory.

@@ -39,7 +39,7 @@ impl<'a> Run<'a> {
         self.calls(session, &[], &self.prompt.rows)
     }
 
-    /// The prompt in calls that begin at 0 and at each of `starts`.
+    /// What the session lacks of the prompt, in calls that begin there and at each of `starts`.
     pub fn calls(
         &self,
         session: &mut Session,
@@ -51,7 +51,7 @@ impl<'a> Run<'a> {
             n_vocab: self.engine.config().n_vocab,
             ..Logits::default()
         };
-        let mut start = 0;
+        let mut start = session.n_past();
         for &end in starts.iter().chain([&n]) {
             let ids = self.prompt.ids.get(start..end).unwrap_or_default();
             if ids.is_empty() {
