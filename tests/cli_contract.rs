@@ -40,7 +40,7 @@ fn help_lists_the_subcommands_and_ends_with_zero() {
 
     run.code(0);
     for name in [
-        "run", "logits", "tokenize", "inspect", "plan", "synth", "bench", "demo",
+        "run", "logits", "tokenize", "inspect", "plan", "synth", "bench", "demo", "verify",
     ] {
         assert!(
             run.stdout().contains(&format!("\n  {name} ")),

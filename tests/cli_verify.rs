@@ -10,19 +10,31 @@ mod cli_support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
-use cli_support::{Run, command, finish, g4prefill, model, start, text, tiny, tiny_command};
+use cli_support::{Run, command, finish, start, text, tiny};
 use serde_json::Value;
 
 /// Longer than the rings of 256 rows that a window of 32 and this chunk take.
 const SMALL: [&str; 4] = ["--n-prompt", "300", "--chunk", "64"];
 
 /// On one of the fixtures, which are smaller than any synthetic preset.
-fn verify(fixture: &str, more: &[&str]) -> Run {
+fn verify_command(fixture: &str, more: &[&str]) -> Command {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let model = folder.join(format!("{fixture}.gguf"));
-    let args = ["verify", "-m", text(&model), "--device", "cpu", "--json"];
-    finish(command(&[&args[..], &SMALL, more].concat()))
+    command(&[&["verify", "-m", text(&model), "--device", "cpu"], more].concat())
+}
+
+fn verify(fixture: &str, more: &[&str]) -> Run {
+    finish(verify_command(
+        fixture,
+        &[&SMALL[..], &["--json"], more].concat(),
+    ))
+}
+
+/// With options of its own.
+fn verify_e4b(options: &[&str]) -> Run {
+    finish(verify_command("a-e4b-q8_0", options))
 }
 
 /// The checks by name.
@@ -126,7 +138,7 @@ fn model_that_llama_cpp_cannot_run_is_skipped_with_the_reason() {
 #[cfg(not(feature = "llama"))]
 #[test]
 fn llama_cpp_is_refused_where_it_was_not_built() {
-    tiny("verify", &["--against", "llama"])
+    verify_e4b(&["--against", "llama"])
         .code(2)
         .says("feature `llama`");
 }
@@ -134,7 +146,7 @@ fn llama_cpp_is_refused_where_it_was_not_built() {
 #[test]
 fn every_switch_of_the_plan_is_verified() {
     let plan = tiny("plan", &["--n-prompt", "300", "--json"]).json();
-    let json = tiny("verify", &[&SMALL[..], &["--json"]].concat()).json();
+    let json = verify("a-e4b-q8_0", &[]).json();
 
     let checks = checks(&json);
     for switch in plan["switches"].as_array().unwrap() {
@@ -153,7 +165,7 @@ fn every_switch_of_the_plan_is_verified() {
 
 #[test]
 fn table_has_a_line_for_each_check_and_the_sum() {
-    let run = tiny("verify", &SMALL);
+    let run = verify_e4b(&SMALL);
 
     run.code(0).says("check 1 of ").says(": repeat\n");
     let table = run.stdout();
@@ -166,8 +178,8 @@ fn table_has_a_line_for_each_check_and_the_sum() {
 
 #[test]
 fn default_prompt_wraps_the_rings_and_a_short_one_is_warned_of() {
-    let long = tiny("verify", &["--chunk", "64", "--json"]);
-    let short = tiny("verify", &["--chunk", "64", "--n-prompt", "20", "--json"]);
+    let long = verify_e4b(&["--chunk", "64", "--json"]);
+    let short = verify_e4b(&["--chunk", "64", "--n-prompt", "20", "--json"]);
 
     assert_eq!(long.code(0).json()["wraps_rings"], true);
     assert!(
@@ -183,7 +195,7 @@ fn default_prompt_wraps_the_rings_and_a_short_one_is_warned_of() {
 fn prompt_beyond_the_context_is_refused_with_the_numbers() {
     let args = ["--n-prompt", "450", "--n-ctx", "300"];
 
-    let run = tiny("verify", &args);
+    let run = verify_e4b(&args);
 
     run.code(2).says("450 tokens").says("300 tokens");
     assert_eq!(run.stdout(), "");
@@ -192,7 +204,7 @@ fn prompt_beyond_the_context_is_refused_with_the_numbers() {
 #[test]
 fn interrupt_stops_between_chunks_and_prints_nothing() {
     let args = ["--n-prompt", "3000", "--chunk", "64", "--json"];
-    let mut running = start(tiny_command("verify", &args));
+    let mut running = start(verify_command("a-e4b-q8_0", &args));
     running.wait_for("check 2 of ");
     running.signal("INT");
 
@@ -207,9 +219,7 @@ fn json_page_lists_every_field() {
     let page = include_str!("../docs/json.md");
     let (_, rest) = page.split_once("\n## `verify`\n").expect("a section");
     let section = rest.split("\n## ").next().unwrap();
-    let model = model("tiny", "f32");
-    let args = ["verify", "-m", text(&model), "--json", "--n-prompt", "9"];
-    let json = g4prefill(&args).code(0).json();
+    let json = verify_e4b(&["--json", "--n-prompt", "9"]).code(0).json();
 
     let check = json["checks"][0].as_object().unwrap();
     for field in json.as_object().unwrap().keys().chain(check.keys()) {
