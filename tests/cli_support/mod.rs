@@ -50,14 +50,27 @@ pub fn tiny_with_input(name: &str, more: &[&str], input: &[u8]) -> Run {
 pub fn in_shell(setup: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(setup).arg("sh");
-    shell.arg(command.get_program()).args(command.get_args());
+    behind(shell, command)
+}
+
+/// The command with the signals of a terminal as by default: who runs the tests in the background
+/// may ignore them, and children inherit that.
+fn with_default_signals(command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal=INT,TERM,HUP");
+    behind(env, command)
+}
+
+/// A program that runs the command, with the command's environment.
+fn behind(mut runner: Command, command: &Command) -> Command {
+    runner.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
+            Some(value) => runner.env(name, value),
+            None => runner.env_remove(name),
         };
     }
-    shell
+    runner
 }
 
 /// Runs a prepared command to its end.
@@ -94,8 +107,9 @@ pub struct Running {
 }
 
 /// Starts a prepared command.
-pub fn start(mut command: Command) -> Running {
-    let mut child = command
+pub fn start(command: Command) -> Running {
+    let mut child = with_default_signals(&command)
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
