@@ -181,7 +181,6 @@ static bool g4_attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const int n_tiles   = (Q->ne[1] + ncols1 - 1)/ncols1;
     const int n_blocks  = n_tiles*((gqa_ratio + ncols2 - 1)/ncols2)*K->ne[2];
     const int nthreads  = ggml_cuda_fattn_mma_get_nthreads (D, D, ncols, cc);
-    const int occupancy = ggml_cuda_fattn_mma_get_occupancy(D, D, ncols, cc);
     // Too few tiles to fill the GPU: ggml's split over keys is faster, unless little is visible.
     const bool listed = K->ne[1] <= G4_VISIBLE_LISTED;
     if (n_blocks < (listed && D == 256 ? nsm/2 : nsm)) {
@@ -213,7 +212,6 @@ static bool g4_attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_shared));
         shared_memory_limit_raised[id] = true;
     }
-    GGML_UNUSED(occupancy);
 
     const int n_kv_blocks = K->ne[1]/nbatch_fa;
     ggml_cuda_pool_alloc<int32_t> lists(ctx.pool(), (listed ? size_t(n_tiles)*n_kv_blocks : 0) + n_tiles);

@@ -77,17 +77,24 @@ static uint32_t g4_intern(g4_state & s, const char * text) {
     return index;
 }
 
-static g4_cupti_record g4_read_kernel(g4_state & s, const CUpti_ActivityKernel9 & k) {
+// What the records of kernels, copies and fills have in common, under the same names.
+template <typename T>
+static g4_cupti_record g4_read_work(const uint32_t kind, const T & a) {
     g4_cupti_record r = {};
-    r.kind            = G4_CUPTI_KERNEL;
-    r.start_ns        = k.start;
-    r.end_ns          = k.end;
+    r.kind            = kind;
+    r.start_ns        = a.start;
+    r.end_ns          = a.end;
+    r.graph_node_id   = a.graphNodeId;
+    r.graph_id        = a.graphId;
+    r.device_id       = a.deviceId;
+    r.stream_id       = a.streamId;
+    r.correlation_id  = a.correlationId;
+    return r;
+}
+
+static g4_cupti_record g4_read_kernel(g4_state & s, const CUpti_ActivityKernel9 & k) {
+    g4_cupti_record r = g4_read_work(G4_CUPTI_KERNEL, k);
     r.name            = g4_intern(s, k.name);
-    r.graph_node_id   = k.graphNodeId;
-    r.graph_id        = k.graphId;
-    r.device_id       = k.deviceId;
-    r.stream_id       = k.streamId;
-    r.correlation_id  = k.correlationId;
     const int32_t grid[3]  = { k.gridX, k.gridY, k.gridZ };
     const int32_t block[3] = { k.blockX, k.blockY, k.blockZ };
     for (int i = 0; i < 3; i++) {
@@ -100,10 +107,7 @@ static g4_cupti_record g4_read_kernel(g4_state & s, const CUpti_ActivityKernel9 
 }
 
 static g4_cupti_record g4_read_memcpy(const CUpti_ActivityMemcpy5 & m) {
-    g4_cupti_record r = {};
-    r.kind            = G4_CUPTI_MEMCPY;
-    r.start_ns        = m.start;
-    r.end_ns          = m.end;
+    g4_cupti_record r = g4_read_work(G4_CUPTI_MEMCPY, m);
     r.bytes           = m.bytes;
     r.copy_kind       = m.copyKind;
     if (m.copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD) {
@@ -111,25 +115,12 @@ static g4_cupti_record g4_read_memcpy(const CUpti_ActivityMemcpy5 & m) {
     } else if (m.copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH) {
         r.host_kind = m.dstKind;
     }
-    r.graph_node_id  = m.graphNodeId;
-    r.graph_id       = m.graphId;
-    r.device_id      = m.deviceId;
-    r.stream_id      = m.streamId;
-    r.correlation_id = m.correlationId;
     return r;
 }
 
 static g4_cupti_record g4_read_memset(const CUpti_ActivityMemset3 & m) {
-    g4_cupti_record r = {};
-    r.kind            = G4_CUPTI_MEMSET;
-    r.start_ns        = m.start;
-    r.end_ns          = m.end;
+    g4_cupti_record r = g4_read_work(G4_CUPTI_MEMSET, m);
     r.bytes           = m.bytes;
-    r.graph_node_id   = m.graphNodeId;
-    r.graph_id        = m.graphId;
-    r.device_id       = m.deviceId;
-    r.stream_id       = m.streamId;
-    r.correlation_id  = m.correlationId;
     return r;
 }
 
