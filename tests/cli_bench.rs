@@ -31,6 +31,12 @@ fn result(path: &Path) -> Value {
     read(path)
 }
 
+/// `bench` of a model on the CPU, JSON on stdout.
+fn json_on_the_cpu(model: &Path) -> [&str; 7] {
+    let model = text(model);
+    ["bench", "-m", model, "--device", "cpu", "--json", "-"]
+}
+
 #[test]
 fn every_kind_of_point_is_measured_and_written_to_every_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,15 +111,7 @@ fn check_ratio(point: &Value) {
 #[test]
 fn llama_cpp_runs_beside_us_at_its_best_ubatch_and_its_logits_are_checked() {
     let model = model("tiny", "q8_0");
-    let base = [
-        "bench",
-        "-m",
-        text(&model),
-        "--device",
-        "cpu",
-        "--json",
-        "-",
-    ];
+    let base = json_on_the_cpu(&model);
     let args = [&base[..], &SHORT, &["--n-prompt", "600"]].concat();
 
     let json = g4prefill(&args).code(0).json();
@@ -284,15 +282,7 @@ fn accuracy_is_measured_against_a_float32_copy_that_is_made_once() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy.gguf");
     let model = model("tiny", "q8_0");
-    let base = [
-        "bench",
-        "-m",
-        text(&model),
-        "--device",
-        "cpu",
-        "--json",
-        "-",
-    ];
+    let base = json_on_the_cpu(&model);
     let accuracy = ["--accuracy", "200", "--accuracy-ref", text(&copy)];
 
     let json = g4prefill(&[&base[..], &accuracy, &["--peer", "none"]].concat())
@@ -332,15 +322,7 @@ fn accuracy_of_both_sides_is_compared_position_by_position() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy.gguf");
     let model = model("tiny", "q8_0");
-    let base = [
-        "bench",
-        "-m",
-        text(&model),
-        "--device",
-        "cpu",
-        "--json",
-        "-",
-    ];
+    let base = json_on_the_cpu(&model);
     let accuracy = ["--accuracy", "200", "--accuracy-ref", text(&copy)];
     let mut command = cli_support::command(&[&base[..], &accuracy].concat());
     let output = command.output().unwrap();

@@ -109,9 +109,7 @@ impl Emitter<'_> {
         // A layer's rows lie together, so that each layer reads a contiguous view.
         let swapped = self.b.swap_1_2(sum)?;
         let all = self.b.cont(swapped)?;
-        if self.p.flags.fuse {
-            self.b.keep_until(all, &[product, rows])?;
-        }
+        self.keep(all, &[product, rows])?;
         Ok(Some(self.b.name(all, "inp_per_layer")?))
     }
 

@@ -38,9 +38,7 @@ impl Emitter<'_> {
                 let id = self.weight(id)?;
                 let both = self.b.mul_mat(id, x)?;
                 let gated = self.b.geglu_halves(both)?;
-                if self.p.flags.fuse {
-                    self.b.keep_until(gated, &[x])?;
-                }
+                self.keep(gated, &[x])?;
                 self.chain = vec![both];
                 gated
             }

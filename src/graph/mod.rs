@@ -188,6 +188,14 @@ impl Emitter<'_> {
         Ok(self.b.mul(normed, w)?)
     }
 
+    /// Where chains are fused, keeps `inputs` until `node` has run ([`GraphBuilder::keep_until`]).
+    fn keep(&mut self, node: TensorId, inputs: &[TensorId]) -> Result<()> {
+        if self.p.flags.fuse {
+            self.b.keep_until(node, inputs)?;
+        }
+        Ok(())
+    }
+
     /// An activation in the type its products read. Few rows stay F32: ggml-cuda's small-batch
     /// kernels take no other type.
     fn operand(&mut self, x: TensorId) -> Result<TensorId> {
@@ -197,7 +205,7 @@ impl Emitter<'_> {
             return Ok(x);
         }
         let rounded = self.b.cast(x, DType::BF16)?;
-        self.b.keep_until(rounded, &chain)?;
+        self.keep(rounded, &chain)?;
         Ok(rounded)
     }
 
