@@ -327,7 +327,9 @@ fn rope_and_router() -> Vec<Case> {
                 let weights = b.reshape(weights, Dims::new(&[4, n_tokens]))?;
                 let sum = b.sum_rows(weights)?;
                 let sum = b.clamp(sum, 6.1e-5, f32::INFINITY)?;
-                b.div(weights, sum)
+                // As the engine has it; ggml-cuda's match of this chain reads the node behind it.
+                let weights = b.div(weights, sum)?;
+                b.reshape(weights, Dims::new(&[1, 4, n_tokens]))
             },
         ));
     }

@@ -19,7 +19,7 @@ pub struct Group {
 }
 
 /// Beginnings of names of kernels that compute nothing of their own.
-const HELPERS: [&str; 12] = [
+const HELPERS: [&str; 13] = [
     "flash_attn_mask_to",
     "flash_attn_stream_k_fixup",
     "flash_attn_combine_results",
@@ -32,10 +32,11 @@ const HELPERS: [&str; 12] = [
     "convert_unary",
     "init_",
     "g4_fill_mask",
+    "g4_visible",
 ];
 
 /// Beginnings of kernel names, and the operations that such kernels compute.
-const SERVES: [(&str, &[&str]); 18] = [
+const SERVES: [(&str, &[&str]); 23] = [
     ("mul_mat", &["MUL_MAT", "MUL_MAT_ID"]),
     ("rms_norm", &["RMS_NORM"]),
     ("norm_f32", &["NORM"]),
@@ -54,7 +55,16 @@ const SERVES: [(&str, &[&str]); 18] = [
     ("k_get_rows", &["GET_ROWS"]),
     ("k_set_rows", &["SET_ROWS"]),
     ("k_repeat", &["REPEAT"]),
+    ("g4_norm_rows", &["RMS_NORM"]),
+    (HEADS, &["RMS_NORM"]),
+    ("g4_geglu", &["GEGLU"]),
+    ("g4_per_layer", &["SCALE"]),
+    ("g4_to_bf16", &["CPY"]),
 ];
+
+/// Beginning of the name of the kernel that computes the heads of Q, K and V, which do not read
+/// one another.
+const HEADS: &str = "g4_heads";
 
 /// Operation of an element-wise kernel by the function in its template arguments.
 const BROADCASTS: [(&str, &[&str]); 5] = [
@@ -101,7 +111,7 @@ impl Proper {
         if base.contains("sort") || base.starts_with("top_k") || base.starts_with("DeviceRadix") {
             return ops(&["ARGSORT", "TOP_K"]);
         }
-        if base.starts_with("flash_attn") {
+        if base.starts_with("flash_attn") || base.starts_with("g4_attention") {
             return Some(Self {
                 ops: &["FLASH_ATTN_EXT"],
                 head_width: template_number(name, 0),
@@ -128,9 +138,12 @@ pub fn align(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<Group> {
     let mut groups = Vec::with_capacity(matched.len());
     for (i, (kernel, node)) in matched.iter().enumerate() {
         let next = matched.get(i + 1).map_or(nodes.len(), |(_, node)| *node);
+        let all = records
+            .get(*kernel)
+            .is_some_and(|r| base_name(label(r)).starts_with(HEADS));
         groups.push(Group {
             kernel: *kernel,
-            nodes: fused(nodes, *node, next),
+            nodes: fused(nodes, *node, next, all),
         });
     }
     groups
@@ -173,9 +186,9 @@ fn match_in_order(records: &[&GpuRecord], nodes: &[NodeFact]) -> Vec<(usize, usi
     pairs
 }
 
-/// The node and those behind it, before `next`, that depend on it and may be fused: no kernel has
-/// a second product or attention in it.
-fn fused(nodes: &[NodeFact], node: usize, next: usize) -> Vec<usize> {
+/// The node and those behind it, before `next`, that depend on it (or `all`) and may be fused: no
+/// kernel has a second product or attention in it.
+fn fused(nodes: &[NodeFact], node: usize, next: usize, all: bool) -> Vec<usize> {
     let mut group = vec![node];
     let mut made: Vec<usize> = nodes.get(node).map(|n| n.result.root).into_iter().collect();
     for (i, candidate) in nodes.iter().enumerate().take(next).skip(node + 1) {
@@ -184,7 +197,7 @@ fn fused(nodes: &[NodeFact], node: usize, next: usize) -> Vec<usize> {
             candidate.op.as_str(),
             "MUL_MAT" | "MUL_MAT_ID" | "FLASH_ATTN_EXT" | "GET_ROWS"
         );
-        if depends && !is_alone && !candidate.is_view() {
+        if (all || depends) && !is_alone && !candidate.is_view() {
             group.push(i);
             made.push(candidate.result.root);
         }
@@ -265,6 +278,20 @@ mod tests {
             found,
             [(0, vec![0]), (1, vec![1]), (2, vec![2]), (3, vec![4])]
         );
+    }
+
+    #[test]
+    fn the_kernel_of_the_heads_takes_those_of_q_k_and_v() {
+        let nodes = [
+            node("RMS_NORM", t(1), vec![t(0)]),
+            node("ROPE", t(2), vec![t(1)]),
+            node("RMS_NORM", t(4), vec![t(3)]),
+            node("ROPE", t(5), vec![t(4)]),
+            node("SET_ROWS", t(6), vec![t(5)]),
+        ];
+        let heads = kernel("void g4_heads_kernel<256>(g4_heads_args)", 0, 1);
+
+        assert_eq!(align(&[&heads], &nodes)[0].nodes, [0, 1, 2, 3, 4]);
     }
 
     #[test]

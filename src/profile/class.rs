@@ -96,10 +96,17 @@ pub fn template_number(name: &str, i: usize) -> Option<usize> {
 }
 
 /// Beginnings of kernel names, and what such kernels are for. The first that fits counts.
-const KERNELS: [(&str, Class); 38] = [
+const KERNELS: [(&str, Class); 45] = [
     ("flash_attn_mask_to", Class::Mask),
     ("flash_attn", Class::Attention(0)),
     ("g4_fill_mask", Class::Mask),
+    ("g4_visible", Class::Mask),
+    ("g4_attention", Class::Attention(0)),
+    ("g4_norm_rows", Class::Elementwise),
+    ("g4_heads", Class::Elementwise),
+    ("g4_geglu", Class::Elementwise),
+    ("g4_per_layer", Class::Elementwise),
+    ("g4_to_bf16", Class::Cast),
     ("mul_mat", Class::WeightGemm),
     ("mm_ids_helper", Class::WeightGemm),
     ("splitKreduce", Class::WeightGemm),
@@ -305,6 +312,32 @@ mod tests {
         ] {
             assert_eq!(of_kernel(name), class, "{name}");
         }
+    }
+
+    #[test]
+    fn every_kernel_of_ours_has_a_class() {
+        let sources = [
+            include_str!("../../ggml-patches/files/g4-attention.cu"),
+            include_str!("../../ggml-patches/files/g4-fuse.cu"),
+            include_str!("../../ggml-patches/files/g4-gemv.cu"),
+            include_str!("../../ggml-patches/files/g4-mask.cu"),
+        ];
+        let mut names: Vec<&str> = sources
+            .iter()
+            .flat_map(|s| s.split(|c: char| !c.is_alphanumeric() && c != '_'))
+            .filter(|word| word.starts_with("g4_") && word.ends_with("_kernel"))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+
+        assert_eq!(names.len(), 9, "{names:?}");
+        for name in names {
+            assert_ne!(of_kernel(name), Class::Other, "{name}");
+        }
+        assert_eq!(
+            of_kernel("void g4_attention_kernel<512, 16, 4>(g4_attention_args)"),
+            Class::Attention(512)
+        );
     }
 
     #[test]
