@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use super::check::argmax;
 use super::{BenchError, Contestant, Result};
+use crate::numerics::argmax;
 
 /// Positions whose logits are in memory at once.
 const SLICE: usize = 128;
@@ -150,7 +150,9 @@ impl Track {
 }
 
 fn judge_row(expected: &[f32], found: &[f32]) -> (f64, bool) {
-    (kl(expected, found), argmax(expected) == argmax(found))
+    let best = argmax(expected);
+    let is_equal = best.is_some() && best == argmax(found);
+    (kl(expected, found), is_equal)
 }
 
 /// `sum p (ln p - ln q)` of the distributions that two rows of logits stand for, in nats.

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
+use super::Run;
 use super::model::matrix_type;
 use crate::engine::Engine;
 use crate::gguf::DType;
-use crate::numerics::{gap, nmse};
+use crate::numerics::{Rounding, argmax, gap, limit, nmse, own_bound};
 
 /// How far the last logits may be from the peer's.
 ///
@@ -33,17 +34,25 @@ impl Limits {
 
     /// Limits for matrices of a type, on the CPU or a GPU, with or without experts.
     fn new(weights: DType, is_cpu: bool, has_experts: bool) -> Self {
+        // What the page does not limit must be equal.
+        let page = |id| own_bound(id).unwrap_or_default();
+        let rounding = if is_cpu {
+            Rounding::of(weights)
+        } else {
+            Rounding::Q8
+        };
+        let by_type = limit("llama.cpp", rounding.name(), false, "f16");
+        let argmax_gap = by_type.map_or(0.0, |l| l.argmax_gap);
         if has_experts {
             return Self {
-                nmse: 0.5,
+                nmse: page("bench-experts"),
                 argmax_gap: f32::INFINITY,
             };
         }
-        let (nmse, argmax_gap) = match (weights, is_cpu) {
-            (DType::F32, true) => (1e-5, 0.05),
-            (DType::F16 | DType::BF16, true) => (2.4e-4, 0.3),
-            (_, true) => (4.4e-3, 1.2),
-            (_, false) => (1e-2, 1.2),
+        let nmse = if is_cpu {
+            by_type.map_or(0.0, |l| l.nmse.nmse(0.0))
+        } else {
+            page("gpu-llama-cpp")
         };
         Self { nmse, argmax_gap }
     }
@@ -90,6 +99,14 @@ pub enum Verdict {
     Missing,
     /// A logit is not finite.
     NotFinite,
+    /// It computed another number of tokens than the timed region has: some came from a cache, or
+    /// were left out.
+    NotComputed {
+        /// Tokens of the timed region.
+        expected: usize,
+        /// Tokens that it ran.
+        found: usize,
+    },
     /// Bits differ from the first run of the same point.
     NotRepeated {
         /// First different logit.
@@ -105,6 +122,9 @@ impl std::fmt::Display for Verdict {
             Self::Valid => write!(f, "valid"),
             Self::Missing => write!(f, "there are no logits"),
             Self::NotFinite => write!(f, "a logit is not finite"),
+            Self::NotComputed { expected, found } => {
+                write!(f, "{found} tokens were computed, {expected} are timed")
+            }
             Self::NotRepeated { index } => {
                 write!(f, "logit {index} differs from the first run's in bits")
             }
@@ -123,37 +143,43 @@ impl std::fmt::Display for Verdict {
     }
 }
 
-/// Judges one run of ours by the first run of the point.
-pub fn judge(first: &[f32], now: &[f32]) -> Verdict {
-    if now.is_empty() {
-        return Verdict::Missing;
-    }
-    if now.iter().any(|x| !x.is_finite()) {
-        return Verdict::NotFinite;
-    }
-    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
-    match first.iter().zip(now).position(differs) {
-        Some(index) => Verdict::NotRepeated { index },
-        None if first.len() != now.len() => Verdict::NotRepeated {
-            index: first.len().min(now.len()),
-        },
-        None => Verdict::Valid,
-    }
+/// What every run of ours at a point must give.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// Logits of the first run, `[n_vocab]`.
+    pub logits: Vec<f32>,
+    /// Tokens of the timed region.
+    pub n_tokens: usize,
 }
 
-/// Index of the largest value, the first of equals.
-pub(super) fn argmax(row: &[f32]) -> Option<usize> {
-    let best = |best: Option<(usize, f32)>, (i, &x): (usize, &f32)| match best {
-        Some((_, highest)) if x <= highest => best,
-        _ => Some((i, x)),
-    };
-    row.iter().enumerate().fold(None, best).map(|(i, _)| i)
+impl Expected {
+    /// Judges a run, the first one included.
+    pub fn judge(&self, run: &Run) -> Verdict {
+        let now = run.logits.as_deref().unwrap_or_default();
+        if now.is_empty() {
+            return Verdict::Missing;
+        }
+        if let Some(found) = run.n_tokens.filter(|n| *n != self.n_tokens) {
+            let expected = self.n_tokens;
+            return Verdict::NotComputed { expected, found };
+        }
+        if now.iter().any(|x| !x.is_finite()) {
+            return Verdict::NotFinite;
+        }
+        let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+        match self.logits.iter().zip(now).position(differs) {
+            Some(index) => Verdict::NotRepeated { index },
+            None if self.logits.len() != now.len() => Verdict::NotRepeated {
+                index: self.logits.len().min(now.len()),
+            },
+            None => Verdict::Valid,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numerics::own_bound;
 
     const LIMITS: Limits = Limits {
         nmse: 1e-3,
@@ -161,17 +187,43 @@ mod tests {
     };
 
     #[test]
-    fn limits_are_those_of_the_numerics_page() {
-        for (id, weights, is_cpu, has_experts) in [
-            ("bench-f32", DType::F32, true, false),
-            ("bench-bf16", DType::BF16, true, false),
-            ("bench-quantised", DType::Q8_0, true, false),
-            ("bench-gpu", DType::Q8_0, false, false),
-            ("bench-experts", DType::Q8_0, false, true),
-        ] {
-            let limits = Limits::new(weights, is_cpu, has_experts);
-            assert_eq!(Some(limits.nmse), own_bound(id), "{id}");
-        }
+    fn limits_come_from_the_page_by_type_device_and_experts() {
+        let limits = |weights, is_cpu, has_experts| {
+            let l = Limits::new(weights, is_cpu, has_experts);
+            (l.nmse, l.argmax_gap)
+        };
+        assert_eq!(limits(DType::F32, true, false), (1e-5, 0.05));
+        assert_eq!(limits(DType::F16, true, false), (2.4e-4, 0.3));
+        assert_eq!(limits(DType::Q4_K, true, false), (4.4e-3, 1.2));
+        assert_eq!(limits(DType::F32, false, false), (1e-2, 1.2));
+        assert_eq!(limits(DType::F32, true, true), (0.5, f32::INFINITY));
+    }
+
+    /// The verdict on a run of 4 tokens whose first run gave `first`.
+    fn judge(first: &[f32], now: &[f32], n_tokens: Option<usize>) -> Verdict {
+        let expected = Expected {
+            logits: first.to_vec(),
+            n_tokens: 4,
+        };
+        expected.judge(&Run {
+            logits: Some(now.to_vec()),
+            n_tokens,
+            ..Run::default()
+        })
+    }
+
+    #[test]
+    fn tokens_from_a_cache_are_no_computed_ones() {
+        let row = [1.0, 2.0];
+        let found = |n| Verdict::NotComputed {
+            expected: 4,
+            found: n,
+        };
+        assert_eq!(judge(&row, &row, Some(4)), Verdict::Valid);
+        assert_eq!(judge(&row, &row, None), Verdict::Valid);
+        assert_eq!(judge(&row, &row, Some(0)), found(0));
+        assert_eq!(judge(&row, &row, Some(1)), found(1));
+        assert_eq!(judge(&row, &row, Some(8)), found(8));
     }
 
     #[test]
@@ -180,10 +232,10 @@ mod tests {
         let mut now = first;
         now[1] = f32::from_bits(now[1].to_bits() ^ 1);
 
-        assert_eq!(judge(&first, &first), Verdict::Valid);
-        assert_eq!(judge(&first, &now), Verdict::NotRepeated { index: 1 });
+        assert_eq!(judge(&first, &first, None), Verdict::Valid);
+        assert_eq!(judge(&first, &now, None), Verdict::NotRepeated { index: 1 });
         assert_eq!(
-            judge(&first, &first[..2]),
+            judge(&first, &first[..2], None),
             Verdict::NotRepeated { index: 2 }
         );
     }
@@ -192,7 +244,7 @@ mod tests {
     fn nan_is_never_valid() {
         let nan = [f32::NAN, 0.0];
 
-        assert_eq!(judge(&nan, &nan), Verdict::NotFinite);
+        assert_eq!(judge(&nan, &nan, None), Verdict::NotFinite);
         assert!(!Check::new(&nan, &nan, LIMITS).is_within);
     }
 

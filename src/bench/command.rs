@@ -176,6 +176,7 @@ impl Contestant for PeerCommand {
         Ok(Run {
             duration: Duration::from_secs_f64(median),
             logits: None,
+            n_tokens: None,
             graphs: None,
         })
     }

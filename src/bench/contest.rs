@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use super::{BenchError, Check, Contestant, GraphRuns, Limits, Memory, Point, Result, Run};
-use super::{Verdict, judge};
+use super::{BenchError, Check, Contestant, Limits, Memory, Point, Result, Run};
+use super::{Expected, Verdict};
+use crate::engine::GraphRuns;
 
 /// Rounds at most, so that a very short point ends.
 const MAX_ROUNDS: usize = 1000;
@@ -102,20 +103,20 @@ impl Harness<'_> {
         ours: &mut dyn Contestant,
         mut peer: Option<&mut (dyn Contestant + '_)>,
     ) -> Result<Timings> {
-        let expected = point.work.n_total();
-        if ids.len() != expected || point.work.n_timed() == 0 {
+        let n_total = point.work.n_total();
+        if ids.len() != n_total || point.work.n_timed() == 0 {
             return Err(BenchError::Ids {
                 point: point.to_string(),
-                expected: expected.max(1),
+                expected: n_total.max(1),
                 found: ids.len(),
             });
         }
-        let (mut timings, first) = self.start_ours(point, ids, ours)?;
+        let (mut timings, expected) = self.start_ours(point, ids, ours)?;
         if let Some(peer) = peer.as_deref_mut() {
             let n_warm = timings.ours.warmup.len();
-            self.start_peer(point, ids, peer, n_warm, (&first, &mut timings))?;
+            self.start_peer(point, ids, peer, n_warm, (&expected, &mut timings))?;
         }
-        self.rounds(ours, peer, &first, &mut timings)?;
+        self.rounds(ours, peer, &expected, &mut timings)?;
         timings.memory = ours.memory();
         Ok(timings)
     }
@@ -126,13 +127,16 @@ impl Harness<'_> {
         point: &Point,
         ids: &[u32],
         ours: &mut dyn Contestant,
-    ) -> Result<(Timings, Vec<f32>)> {
+    ) -> Result<(Timings, Expected)> {
         (self.note)(&format!("{point}: {} cold and warm", ours.name()));
         ours.release();
         let before = (self.used_bytes)();
         ours.prepare(point, ids)?;
         let cold = self.run_once(ours)?;
-        let first = cold.logits.unwrap_or_default();
+        let expected = Expected {
+            logits: cold.logits.clone().unwrap_or_default(),
+            n_tokens: point.work.n_timed(),
+        };
         let mut timings = Timings {
             ours: SideRuns {
                 cold: cold.duration,
@@ -143,7 +147,7 @@ impl Harness<'_> {
             graphs: Vec::new(),
             peer: None,
             check: None,
-            verdict: judge(&first, &first),
+            verdict: expected.judge(&cold),
             memory: None,
             session_bytes: None,
             is_complete: true,
@@ -157,14 +161,14 @@ impl Harness<'_> {
         {
             let run = self.run_once(ours)?;
             last_is_steady = is_steady(&run);
-            timings.verdict = judge(&first, run.logits.as_deref().unwrap_or_default());
+            timings.verdict = expected.judge(&run);
             timings.ours.warmup.push(run.duration);
             peak = peak.max((self.used_bytes)());
         }
         timings.session_bytes = peak
             .zip(before)
             .map(|(peak, before)| peak.saturating_sub(before));
-        Ok((timings, first))
+        Ok((timings, expected))
     }
 
     /// Prepares the peer, runs it cold and warm: as long as ours, and as often at least.
@@ -174,15 +178,15 @@ impl Harness<'_> {
         ids: &[u32],
         peer: &mut dyn Contestant,
         n_warm: usize,
-        (first, timings): (&[f32], &mut Timings),
+        (expected, timings): (&Expected, &mut Timings),
     ) -> Result<()> {
         (self.note)(&format!("{point}: {} cold and warm", peer.name()));
         peer.prepare(point, ids)?;
         let cold = self.run_once(peer)?;
         if let Some(logits) = &cold.logits {
-            timings.check = Some(Check::new(first, logits, self.limits));
+            timings.check = Some(Check::new(&expected.logits, logits, self.limits));
         }
-        self.judge_peer(&cold, first, &mut timings.verdict);
+        self.judge_peer(&cold, expected, &mut timings.verdict);
         let mut runs = SideRuns {
             cold: cold.duration,
             ..SideRuns::default()
@@ -194,7 +198,7 @@ impl Harness<'_> {
                 || runs.warmup.len() < n_warm)
         {
             let run = self.run_once(peer)?;
-            self.judge_peer(&run, first, &mut timings.verdict);
+            self.judge_peer(&run, expected, &mut timings.verdict);
             runs.warmup.push(run.duration);
         }
         timings.peer = Some(runs);
@@ -206,7 +210,7 @@ impl Harness<'_> {
         &self,
         ours: &mut dyn Contestant,
         mut peer: Option<&mut (dyn Contestant + '_)>,
-        first: &[f32],
+        expected: &Expected,
         timings: &mut Timings,
     ) -> Result<()> {
         (self.note)("rounds");
@@ -224,7 +228,7 @@ impl Harness<'_> {
                 order.reverse();
             }
             for arm in order {
-                let outcome = self.arm(arm, ours, peer.as_deref_mut(), first, timings);
+                let outcome = self.arm(arm, ours, peer.as_deref_mut(), expected, timings);
                 match outcome {
                     Ok(()) => {}
                     Err(BenchError::Cancelled) if round > 0 => {
@@ -245,7 +249,7 @@ impl Harness<'_> {
         arm: Arm,
         ours: &mut dyn Contestant,
         peer: Option<&mut (dyn Contestant + '_)>,
-        first: &[f32],
+        expected: &Expected,
         timings: &mut Timings,
     ) -> Result<()> {
         if timings.verdict != Verdict::Valid {
@@ -254,13 +258,13 @@ impl Harness<'_> {
         if let Arm::Peer = arm {
             if let (Some(peer), Some(runs)) = (peer, &mut timings.peer) {
                 let run = self.run_once(peer)?;
-                self.judge_peer(&run, first, &mut timings.verdict);
+                self.judge_peer(&run, expected, &mut timings.verdict);
                 runs.samples.push(run.duration);
             }
             return Ok(());
         }
         let run = self.run_once(ours)?;
-        timings.verdict = judge(first, run.logits.as_deref().unwrap_or_default());
+        timings.verdict = expected.judge(&run);
         timings.graphs.push(run.graphs);
         match arm {
             Arm::Ours => timings.ours.samples.push(run.duration),
@@ -277,9 +281,9 @@ impl Harness<'_> {
     }
 
     /// Judges a run of the peer by our first one; a peer that shows no logits is not judged.
-    fn judge_peer(&self, run: &Run, first: &[f32], verdict: &mut Verdict) {
+    fn judge_peer(&self, run: &Run, expected: &Expected, verdict: &mut Verdict) {
         if let (Some(logits), Verdict::Valid) = (&run.logits, &*verdict) {
-            let check = Check::new(first, logits, self.limits);
+            let check = Check::new(&expected.logits, logits, self.limits);
             if !check.is_within {
                 *verdict = Verdict::Differs(check);
             }
@@ -309,16 +313,17 @@ impl Timings {
 
     /// Graphs of all timed runs of ours together.
     pub fn graph_total(&self) -> Option<GraphRuns> {
-        let add = |sum: GraphRuns, run: &GraphRuns| GraphRuns {
-            built: sum.built + run.built,
-            captured: sum.captured + run.captured,
-            replayed: sum.replayed + run.replayed,
-            direct: sum.direct + run.direct,
-        };
-        let counted: Option<Vec<GraphRuns>> = self.graphs.iter().copied().collect();
-        counted.map(|runs| runs.iter().fold(GraphRuns::default(), add))
+        self.graphs
+            .iter()
+            .try_fold(GraphRuns::default(), |mut sum, runs| {
+                sum += (*runs)?;
+                Some(sum)
+            })
     }
 }
 
+#[cfg(test)]
+#[cfg(feature = "llama")]
+mod mutations;
 #[cfg(test)]
 mod tests;

@@ -3,29 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::{BenchError, Point, Result};
-
-/// What a backend did with the graphs of one timed run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GraphRuns {
-    /// Graphs built.
-    pub built: u64,
-    /// Runs that recorded a graph.
-    pub captured: u64,
-    /// Runs that only launched a recorded graph.
-    pub replayed: u64,
-    /// Runs executed node by node.
-    pub direct: u64,
-}
-
-impl GraphRuns {
-    /// Whether the run consisted of replays alone.
-    pub fn is_replay(&self) -> bool {
-        self.replayed > 0 && self.built == 0 && self.captured == 0 && self.direct == 0
-    }
-}
+use crate::engine::GraphRuns;
 
 /// One timed run.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +13,8 @@ pub struct Run {
     pub duration: Duration,
     /// Logits of the last token, `[n_vocab]`; `None` when the contestant does not show them.
     pub logits: Option<Vec<f32>>,
+    /// Tokens computed in this run, by the engine's own count; `None` when it does not count.
+    pub n_tokens: Option<usize>,
     /// Graph counters of this run; `None` where the backend records no graphs or does not count.
     pub graphs: Option<GraphRuns>,
 }

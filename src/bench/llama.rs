@@ -190,6 +190,7 @@ impl Contestant for LlamaCpp {
         Ok(Run {
             duration: start.elapsed(),
             logits,
+            n_tokens: None,
             graphs: None,
         })
     }

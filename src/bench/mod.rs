@@ -28,11 +28,11 @@ mod ubatch;
 
 pub use accuracy::{Accuracy, Divergence, accuracy};
 pub use chart::svg;
-pub use check::{Check, Limits, Verdict, judge};
+pub use check::{Check, Expected, Limits, Verdict};
 pub use command::PeerCommand;
 pub use compare::{Bar, Compared, Comparison, Key, Outcome, Stored, compare};
 pub use contest::{Harness, Schedule, SideRuns, Timings};
-pub use contestant::{Contestant, GraphRuns, Memory, Run};
+pub use contestant::{Contestant, Memory, Run};
 pub use error::BenchError;
 #[cfg(feature = "llama")]
 pub use llama::{LlamaCpp, SweepResult};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BenchError, Contestant, GraphRuns, Memory, Point, Result, Run, Work};
+use super::{BenchError, Contestant, Memory, Point, Result, Run, Work};
 use crate::engine::{
-    CancelToken, Counters, Engine, EngineError, Logits, PrefillControl, Rows, Session,
+    CancelToken, Engine, EngineError, GraphRuns, Logits, PrefillControl, Rows, Session,
 };
 
 /// A loaded engine and the session of the current point.
@@ -99,10 +99,12 @@ impl Contestant for Ours {
         let start = Instant::now();
         let logits = current.timed(&self.cancel)?;
         let duration = start.elapsed();
+        let after = current.session.counters();
         Ok(Run {
             duration,
             logits: Some(logits.data),
-            graphs: graph_runs(&before, &current.session.counters()),
+            n_tokens: usize::try_from(after.tokens.saturating_sub(before.tokens)).ok(),
+            graphs: GraphRuns::between(&before, &after),
         })
     }
 
@@ -177,15 +179,4 @@ fn prefill(
         ..PrefillControl::default()
     };
     Ok(session.prefill(ids, rows, &mut control)?)
-}
-
-/// What the backend did between two readings; `None` where it records nothing.
-fn graph_runs(before: &Counters, after: &Counters) -> Option<GraphRuns> {
-    let (old, new) = (before.cuda?, after.cuda?);
-    Some(GraphRuns {
-        built: after.pool.built.saturating_sub(before.pool.built),
-        captured: new.captures.saturating_sub(old.captures),
-        replayed: new.replays.saturating_sub(old.replays),
-        direct: new.direct.saturating_sub(old.direct),
-    })
 }

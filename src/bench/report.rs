@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::contest::SideRuns;
 use super::machine::{Clocks, Machine};
-use super::{Accuracy, Check, GraphRuns, Point, Ratio, Summary, Timings, Verdict};
+use super::{Accuracy, Check, Point, Ratio, Summary, Timings, Verdict};
+use crate::engine::GraphRuns;
 use crate::engine::report::Switch;
 
 /// Memory off the plan by more than this is said.

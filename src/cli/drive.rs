@@ -14,6 +14,7 @@ use crate::engine::{
     self, Engine, EngineError, EngineOptions, LoadProgress, Logits, PrefillControl, Rows, Session,
 };
 use crate::ggml::{LogLevel, set_log_sink};
+use crate::numerics;
 
 /// Variable with the folder of ggml's loadable backends.
 pub(super) const BACKEND_DIR: &str = "G4_BACKEND_DIR";
@@ -138,13 +139,7 @@ pub(super) fn prefill(
     }
 }
 
-/// Index of the largest logit; the first one of equals.
-pub(super) fn argmax(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, value) in row.iter().enumerate() {
-        if *value > row[best] {
-            best = i;
-        }
-    }
-    u32::try_from(best).unwrap_or(u32::MAX)
+/// The most likely token of a row of logits.
+pub(super) fn argmax(row: &[f32]) -> anyhow::Result<u32> {
+    numerics::argmax(row).context("find the most likely token: no logit is a number")
 }

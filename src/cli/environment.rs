@@ -14,8 +14,6 @@ const RUN: &[&str] = &["G4_BACKEND_DIR"];
 /// Variables of build and tests: set in the same shell they do no harm, but no run reads them.
 const BUILD_AND_TESTS: &[&str] = &[
     "G4_BENCH_MODEL",
-    "G4_BENCH_N",
-    "G4_BENCH_WEIGHTS",
     "G4_BUILD_RESTARTED",
     "G4_COMMIT",
     "G4_CPU_FEATURES",

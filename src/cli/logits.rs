@@ -210,11 +210,14 @@ impl Work<'_> {
                 .binary_search(row)
                 .map_err(|_| anyhow!("row {row} is missing"))?;
             let values = logits.row(index).context("read logits")?;
-            argmax.push(drive::argmax(values));
+            argmax.push(drive::argmax(values)?);
             out.write(values)?;
         }
         if wanted.last() == Some(&n_last) {
-            self.next = logits.row(wanted.len() - 1).map(drive::argmax);
+            self.next = logits
+                .row(wanted.len() - 1)
+                .map(drive::argmax)
+                .transpose()?;
         }
         Ok(argmax)
     }
@@ -230,7 +233,9 @@ impl Work<'_> {
         let mut argmax = Vec::with_capacity(ids.len());
         for slice in ids.chunks(chunk) {
             let logits = self.prefill(slice, &Rows::All, bar)?;
-            argmax.extend(logits.data.chunks_exact(logits.n_vocab).map(drive::argmax));
+            for row in logits.data.chunks_exact(logits.n_vocab) {
+                argmax.push(drive::argmax(row)?);
+            }
             out.write(&logits.data)?;
         }
         self.next = argmax.last().copied();
@@ -257,7 +262,7 @@ impl Work<'_> {
                 break;
             }
             let logits = drive::prefill(&mut self.session, &[id], &Rows::Last, &bar, self.console)?;
-            next = logits.row(0).map(drive::argmax);
+            next = logits.row(0).map(drive::argmax).transpose()?;
         }
         Ok(ids)
     }

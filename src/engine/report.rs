@@ -13,15 +13,17 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use conditions::{Condition, FastPath, Switch};
-pub use graphs::{BucketReport, ChunkGroup, ChunkReport, GraphRuns, label};
+pub use graphs::{BucketReport, ChunkGroup, ChunkReport, label};
 
 use super::bucket::{BucketShape, pad_kv};
 use super::budget::{Budget, BudgetError, FreeMemory, Resident, fits};
 use super::estimate::arena_bytes;
+use super::graph_runs::GraphRuns;
 use super::mask::N_CELLS_MAX;
 use super::options::{EngineOptions, Place};
 use super::plan::{Chunk, Rows, plan};
 use super::policy::{self, DeviceTraits};
+use super::recordable;
 use super::{EngineError, WeightsChoice, check_options, kv_cache};
 use crate::Result;
 use crate::ggml::{Backend, Device, load_backends};
@@ -357,7 +359,9 @@ impl PlanReport {
         } = request;
         let needed = policy::check_context(options, config, n_prompt.saturating_add(n_gen))?;
         let course = course(request, needed)?;
-        let runs = graphs::Runs::new(&course.chunks, &course.decode, device, options.switches);
+        let most_recorded = recordable::bound(file, config).map(|b| b.n_tokens);
+        let rules = (options.switches, most_recorded);
+        let runs = graphs::Runs::new(&course.chunks, &course.decode, device, rules);
         let extremes = extremes(request, &course, &runs.shapes(), weights.resident);
         let (limit, source) = policy::context_limit(options, config);
         let (budget, bytes) = classes(request, &course, extremes, &weights);

@@ -24,10 +24,17 @@ pub fn max_abs(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, f32::max)
 }
 
-/// Returns the index of the largest value; the lowest index wins a tie.
-pub fn argmax(row: &[f32]) -> usize {
-    let best = |best: (usize, f32), (i, &x): (usize, &f32)| if x > best.1 { (i, x) } else { best };
-    row.iter().enumerate().fold((0, f32::NEG_INFINITY), best).0
+/// Returns the most likely token of a row of logits, the lowest id of equals.
+///
+/// NaN is nobody's largest value: `None` for a row that is empty or NaN throughout.
+pub fn argmax(row: &[f32]) -> Option<u32> {
+    let mut best: Option<(u32, f32)> = None;
+    for (id, &logit) in (0..).zip(row) {
+        if !logit.is_nan() && best.is_none_or(|(_, largest)| logit > largest) {
+            best = Some((id, logit));
+        }
+    }
+    best.map(|(id, _)| id)
 }
 
 /// Returns the largest value minus the second largest.
@@ -77,10 +84,19 @@ mod tests {
 
     #[test]
     fn argmax_takes_the_first_of_equals_and_gap_the_two_largest() {
-        assert_eq!((argmax(&[1.0, 7.0, 7.0]), argmax(&[])), (1, 0));
+        assert_eq!(argmax(&[1.0, 7.0, 7.0]), Some(1));
         assert_eq!(gap(&[1.0, 7.0, 4.0]), 3.0);
         assert_eq!(gap(&[4.0, 1.0, 7.0]), 3.0);
         assert_eq!(gap(&[7.0, 7.0]), 0.0);
+    }
+
+    #[test]
+    fn argmax_never_takes_nan_and_says_where_nothing_is_largest() {
+        const NONE: f32 = f32::NEG_INFINITY;
+        assert_eq!(argmax(&[f32::NAN, 1.0, f32::NAN, 2.0]), Some(3));
+        assert_eq!(argmax(&[f32::NAN, NONE, NONE]), Some(1));
+        assert_eq!(argmax(&[f32::NAN, f32::NAN]), None);
+        assert_eq!(argmax(&[]), None);
     }
 
     #[test]

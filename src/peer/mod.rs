@@ -22,6 +22,7 @@ pub use state::{KvLayer, KvOwner};
 use crate::ggml::llama::{Handle, Wanted};
 use crate::gguf::GgufFile;
 use crate::model::Config;
+use crate::numerics::argmax;
 
 /// Which rows of logits a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,17 +50,6 @@ impl Logits {
         self.data
             .get(i.checked_mul(self.n_vocab)?..)?
             .get(..self.n_vocab)
-    }
-
-    /// Returns the most likely token of row `i`; the lowest id wins a tie.
-    pub fn argmax(&self, i: usize) -> Option<u32> {
-        let mut best: Option<(u32, f32)> = None;
-        for (id, &logit) in (0..).zip(self.row(i)?) {
-            if best.is_none_or(|(_, highest)| logit > highest) {
-                best = Some((id, logit));
-            }
-        }
-        best.map(|(id, _)| id)
     }
 }
 
@@ -187,7 +177,8 @@ impl Llama {
         let mut out = Vec::with_capacity(n);
         let mut logits = self.eval(ids, Rows::Last)?;
         while out.len() < n {
-            let id = logits.argmax(0).ok_or(PeerError::NoLogits { row: 0 })?;
+            let id = logits.row(0).and_then(argmax);
+            let id = id.ok_or(PeerError::NoLogits { row: 0 })?;
             out.push(id);
             if out.len() < n {
                 logits = self.eval(&[id], Rows::Last)?;
@@ -334,22 +325,4 @@ fn refuse_what_aborts(config: &Config) -> Result<(), PeerError> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn argmax_takes_the_lowest_id_of_a_tie() {
-        let logits = Logits {
-            n_vocab: 3,
-            rows: vec![4, 5],
-            data: vec![1., 2., 2., -3., -1., -2.],
-        };
-        assert_eq!(
-            (logits.argmax(0), logits.argmax(1), logits.argmax(2)),
-            (Some(1), Some(1), None)
-        );
-    }
 }

@@ -157,14 +157,15 @@ fn within(limit: &Limit, name: &str, pairs: &[Pair<'_>], kv: &[(&KvRow, &KvRow)]
     };
     // With experts a row may be another row altogether: the median judges it.
     let is_sure = |p: &&Pair<'_>| !is_judged_by_median(limit) && gap(p.expected) > limit.argmax_gap;
+    let best = |row: &[f32]| argmax(row).map_or_else(|| "none".to_owned(), |id| id.to_string());
     let other = |p: &&Pair<'_>| argmax(p.expected) != argmax(p.found);
     match pairs.iter().filter(is_sure).find(other) {
         Some(pair) => Verdict::Wrong {
             why: format!(
                 "row {}: another most likely token, {} instead of {}, whose lead is {}",
                 pair.row,
-                argmax(pair.found),
-                argmax(pair.expected),
+                best(pair.found),
+                best(pair.expected),
                 gap(pair.expected)
             ),
             measure: Some(worst),

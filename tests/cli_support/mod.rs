@@ -316,13 +316,7 @@ pub fn f32s(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// Index of the largest value.
+/// The most likely token.
 pub fn argmax(row: &[f32]) -> u64 {
-    let best = row
-        .iter()
-        .enumerate()
-        .max_by(|a, b| a.1.total_cmp(b.1))
-        .expect("a row")
-        .0;
-    best as u64
+    g4prefill::numerics::argmax(row).expect("a row").into()
 }

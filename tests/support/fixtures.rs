@@ -34,7 +34,7 @@ pub struct Case {
     #[serde(skip)]
     pub logits: Vec<f32>,
     /// Most likely token after every position, and its lead over the second.
-    pub argmax: Vec<usize>,
+    pub argmax: Vec<u32>,
     pub argmax_gap: Vec<f64>,
     /// Greedy continuation, and the lead at each step.
     pub greedy: Vec<u32>,

@@ -41,7 +41,7 @@ pub fn prefill(session: &mut Session, tokens: &[u32], rows: &Rows) -> Logits {
 pub fn greedy(session: &mut Session, logits: &Logits, n: usize) -> Vec<u32> {
     let last = |l: &Logits| {
         let row = l.row(l.rows.len() - 1).expect("a row");
-        u32::try_from(argmax(row)).expect("a token")
+        argmax(row).expect("a token")
     };
     let mut out = vec![last(logits)];
     while out.len() < n {

@@ -58,6 +58,7 @@ fn run(ms: u64) -> Run {
     Run {
         duration: Duration::from_millis(ms),
         logits: Some(LOGITS.to_vec()),
+        n_tokens: None,
         graphs: None,
     }
 }

@@ -237,7 +237,7 @@ fn show(
     let logits = drive::prefill(&mut session, &ids, &Rows::Last, &bar, console)?;
     let prefill = start.elapsed();
     drop(bar);
-    let first = logits.row(0).map(drive::argmax);
+    let first = logits.row(0).map(drive::argmax).transpose()?;
     let text = continue_greedily(&mut session, &tokenizer, first, args.n_gen, console)?;
     let graphs = GraphReport::from(&session.counters());
     let (chunks, buckets) = report::chunk_reports(&chunks);
@@ -274,7 +274,7 @@ fn continue_greedily(
         };
         text.push_str(decoder.push(id));
         let logits = drive::prefill(session, &[id], &Rows::Last, &bar, console)?;
-        next = logits.row(0).map(drive::argmax);
+        next = logits.row(0).map(drive::argmax).transpose()?;
     }
     text.push_str(decoder.finish());
     Ok(text)

@@ -6,9 +6,9 @@ use super::super::bucket::BucketShape;
 use super::super::budget::Resident;
 use super::super::options::{Place, Readback};
 use super::super::policy::{self, POOL_LIMIT};
+use super::super::recordable;
 use super::Request;
 use crate::gguf::{DType, GgufFile};
-use crate::model::names;
 
 /// From this many rows on, attention scans masks in tiles of [`TILE_ROWS`] rows.
 const SCAN_ROWS: usize = 1024;
@@ -240,7 +240,7 @@ fn model_conditions(
         Resident::Native => "native",
         Resident::Bf16 => "bf16",
     };
-    let float = float_experts(file, request);
+    let unrecorded = unrecorded_experts(file, request, shapes);
     vec![
         condition("bf16_weights", resident == Resident::Bf16, weights),
         condition("f16_caches", kv_type == DType::F16, kv_type.name()),
@@ -259,26 +259,25 @@ fn model_conditions(
         ),
         condition(
             "recordable_experts",
-            float.is_none(),
-            float.unwrap_or_else(|| "none of F32, F16, BF16".to_owned()),
+            unrecorded.is_none(),
+            unrecorded.unwrap_or_else(|| "products of experts are recorded".to_owned()),
         ),
     ]
 }
 
-/// An expert matrix whose product ggml-cuda does not record for large chunks.
-fn float_experts(file: &GgufFile, request: Request<'_>) -> Option<String> {
-    let moe = request.config.layers.iter().filter(|l| l.is_moe);
-    let mut experts = moe.flat_map(|l| {
-        let gate = if l.experts_fused_in_file {
-            names::ffn_gate_up_exps(l.il)
-        } else {
-            names::ffn_gate_exps(l.il)
-        };
-        [gate, names::ffn_down_exps(l.il)]
-    });
-    experts.find_map(|name| {
-        let dtype = file.tensor(&name)?.dtype;
-        let is_float = [DType::F32, DType::F16, DType::BF16].contains(&dtype);
-        is_float.then(|| format!("{name} is {}", dtype.name()))
+/// The expert matrix whose product keeps some bucket from being recorded.
+fn unrecorded_experts(
+    file: &GgufFile,
+    request: Request<'_>,
+    shapes: &[BucketShape],
+) -> Option<String> {
+    let bound = recordable::bound(file, request.config)?;
+    let n_tokens = shapes.iter().map(|s| s.n_tokens).max()?;
+    (n_tokens > bound.n_tokens).then(|| {
+        let (name, dtype) = (&bound.tensor, bound.dtype.name());
+        format!(
+            "{name} is {dtype}: recorded up to {} tokens, a bucket has {n_tokens}",
+            bound.n_tokens
+        )
     })
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::super::bucket::{BucketShape, Kind};
+use super::super::graph_runs::GraphRuns;
 use super::super::options::Switches;
 use super::super::plan::Chunk;
 use super::super::policy::{DeviceTraits, POOL_LIMIT};
@@ -33,23 +34,6 @@ pub struct ChunkGroup {
     pub n_chunks: usize,
     /// Index into `buckets`.
     pub bucket: usize,
-}
-
-/// Graph runs that are expected.
-///
-/// Where the backend records graphs: the first run of a graph is direct, the second records it,
-/// later ones replay. Elsewhere the first run of a graph is direct and later ones count as replays
-/// of the kept graph. With replay off every run builds a graph.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GraphRuns {
-    /// Graphs built; again when the pool had to drop one.
-    pub built: u64,
-    /// Runs that record.
-    pub captured: u64,
-    /// Runs of a recording, or of a kept graph where nothing records.
-    pub replayed: u64,
-    /// Runs that are neither.
-    pub direct: u64,
 }
 
 /// One distinct bucket.
@@ -95,11 +79,13 @@ struct Pool {
     live: Vec<(usize, u64)>,
     keeps: bool,
     records: bool,
+    // Most tokens of a graph that is recorded; `None`: any number.
+    most_recorded: Option<usize>,
 }
 
 impl Pool {
     /// Runs a bucket; the least recently used graph goes when the pool is full.
-    fn run(&mut self, bucket: usize) -> GraphRuns {
+    fn run(&mut self, bucket: usize, n_tokens: usize) -> GraphRuns {
         let mut runs = GraphRuns::default();
         let known = self.live.iter().position(|(b, _)| *b == bucket);
         let n_before = match known {
@@ -109,8 +95,10 @@ impl Pool {
                 0
             }
         };
+        let is_too_long = self.most_recorded.is_some_and(|most| n_tokens > most);
         match (n_before, self.records) {
             (0, _) => runs.direct = 1,
+            (_, true) if is_too_long => runs.direct = 1,
             (1, true) => runs.captured = 1,
             _ => runs.replayed = 1,
         }
@@ -121,15 +109,6 @@ impl Pool {
             self.live.push((bucket, n_before + 1));
         }
         runs
-    }
-}
-
-impl GraphRuns {
-    fn add(&mut self, other: Self) {
-        self.built += other.built;
-        self.captured += other.captured;
-        self.replayed += other.replayed;
-        self.direct += other.direct;
     }
 }
 
@@ -147,7 +126,7 @@ impl Runs {
         chunks: &[Chunk],
         decode: &[BucketShape],
         device: &DeviceTraits,
-        switches: Switches,
+        (switches, most_recorded): (Switches, Option<usize>),
     ) -> Self {
         let mut runs = Self {
             groups: Vec::new(),
@@ -160,6 +139,7 @@ impl Runs {
             live: Vec::new(),
             keeps: switches.replay,
             records: device.records_graphs,
+            most_recorded,
         };
         let mut index = HashMap::new();
         for chunk in chunks {
@@ -203,10 +183,10 @@ impl Runs {
                 expected: GraphRuns::default(),
             });
         }
-        let runs = pool.run(bucket);
-        self.total.add(runs);
+        let runs = pool.run(bucket, shape.n_tokens);
+        self.total += runs;
         if let Some(b) = self.buckets.get_mut(bucket) {
-            b.expected.add(runs);
+            b.expected += runs;
         }
         bucket
     }

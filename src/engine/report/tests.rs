@@ -279,8 +279,48 @@ fn every_unmet_condition_of_the_fast_path_is_named() {
     let cpu_path = m.plan(&options(), &cpu(AMPLE), 100, 0).unwrap().fast_path;
     assert!(cpu_path.unmet.contains(&"gpu"));
     let moe = model("d-moe-f32.gguf");
-    let experts = moe.plan(&options(), &gpu(AMPLE), 100, 0).unwrap();
-    assert_eq!(experts.fast_path.unmet, ["recordable_experts"]);
+    let long = EngineOptions {
+        chunk: 1024,
+        ..options()
+    };
+    let unmet = |o| moe.plan(o, &gpu(AMPLE), 3000, 0).unwrap().fast_path.unmet;
+    assert_eq!(unmet(&long), ["recordable_experts"]);
+    assert!(unmet(&options()).is_empty());
+}
+
+/// T36: whether the third prompt of a session consists of replays, for each model and chunk. Frozen
+/// for the pin; `gpu_t36_*` compares the counters with the plan.
+#[test]
+fn t36_every_model_replays_at_every_chunk_but_float_experts_at_long_ones() {
+    let chunks = [1, 4, 8, 16, 64, 512, 513, 1024, 2048];
+    let all = [true; 9];
+    let float = chunks.map(|chunk| chunk <= 512);
+    for (name, expected) in [
+        ("a-e4b-f32.gguf", all),
+        ("a-e4b-q8_0.gguf", all),
+        ("b-e2b-f32.gguf", all),
+        ("br-e2b-q8_0.gguf", all),
+        ("c-dense-f32.gguf", all),
+        ("c-dense-bf16.gguf", all),
+        ("d-moe-f32.gguf", float),
+        ("d-moe-q8_0.gguf", all),
+        ("e-donor-f32.gguf", all),
+    ] {
+        let m = model(name);
+        let found = chunks.map(|chunk| {
+            let o = EngineOptions { chunk, ..options() };
+            // Whole chunks with one bucket of keys: the same graph three times and more.
+            let report = m.plan(&o, &gpu(AMPLE), 4 * chunk, 0).unwrap();
+            let bucket = report
+                .buckets
+                .iter()
+                .max_by_key(|b| b.n_runs_prompt)
+                .unwrap();
+            assert!(bucket.n_runs_prompt >= 3, "{name} {chunk}: {bucket:?}");
+            bucket.expected.replayed > 0
+        });
+        assert_eq!(found, expected, "{name}: chunks {chunks:?}");
+    }
 }
 
 #[test]
