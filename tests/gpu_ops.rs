@@ -332,9 +332,10 @@ fn rope_and_router() -> Vec<Case> {
                 let weights = b.reshape(weights, Dims::new(&[4, n_tokens]))?;
                 let sum = b.sum_rows(weights)?;
                 let sum = b.clamp(sum, 6.1e-5, f32::INFINITY)?;
-                // As the engine has it; ggml-cuda's match of this chain reads the node behind it.
                 let weights = b.div(weights, sum)?;
-                b.reshape(weights, Dims::new(&[1, 4, n_tokens]))
+                let weights = b.reshape(weights, Dims::new(&[1, 4, n_tokens]))?;
+                // ggml-cuda's match of this chain looks at the node behind it, so there must be one.
+                b.mul(weights, weights)
             },
         ));
     }
