@@ -117,8 +117,12 @@ fn llama_cpp_runs_beside_us_at_its_best_ubatch_and_its_logits_are_checked() {
     let json = g4prefill(&args).code(0).json();
 
     let sweep = json["models"][0]["peer_sweep"].as_array().unwrap();
-    let tried: Vec<_> = sweep.iter().map(|s| s["n_ubatch"].clone()).collect();
+    let number = |s: &Value| s["n_ubatch"].as_u64().unwrap();
+    let (without, with): (Vec<&Value>, Vec<_>) =
+        sweep.iter().partition(|s| s["flash_attn"] == false);
+    let tried: Vec<u64> = with.iter().map(|s| number(s)).collect();
     assert_eq!(tried, [512, 1024], "the second is longer than the prompt");
+    assert_eq!(without.len(), 1, "on the CPU the faster one without too");
     let best = sweep
         .iter()
         .max_by(|a, b| {
@@ -129,11 +133,14 @@ fn llama_cpp_runs_beside_us_at_its_best_ubatch_and_its_logits_are_checked() {
     let point = &json["points"][0];
     let peer = &point["peer"];
     assert_eq!(peer["name"], "llama.cpp");
-    assert_eq!(
-        peer["settings"]["n_ubatch"],
-        best["n_ubatch"].as_u64().unwrap().to_string()
-    );
-    for setting in ["kv_type", "device", "threads", "flash_attn"] {
+    assert_eq!(peer["settings"]["n_ubatch"], number(best).to_string());
+    let flash = if best["flash_attn"] == true {
+        "on"
+    } else {
+        "off"
+    };
+    assert_eq!(peer["settings"]["flash_attn"], flash);
+    for setting in ["kv_type", "device", "threads"] {
         assert_eq!(
             peer["settings"][setting], point["ours"]["settings"][setting],
             "{setting}"

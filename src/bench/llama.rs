@@ -1,4 +1,4 @@
-//! llama.cpp at the pin as a contestant, at its best ubatch.
+//! llama.cpp at the pin as a contestant, at its best ubatch, on the CPU also with or without flash attention.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,6 +20,8 @@ const SWEEP_RUNS: usize = 2;
 pub struct SweepResult {
     /// Tokens per graph run.
     pub n_ubatch: usize,
+    /// Whether attention was one node.
+    pub flash_attn: bool,
     /// Prompt tokens per second, of the fastest run.
     pub tok_s: f64,
 }
@@ -53,55 +55,73 @@ impl LlamaCpp {
         })
     }
 
-    /// Runs a prompt with each candidate and keeps the fastest.
+    /// Runs a prompt with each candidate and keeps the fastest: each ubatch, and the fastest once
+    /// more without flash attention where `tries_without_flash`.
     ///
     /// # Errors
     /// As [`Llama::load`]; [`BenchError::Cancelled`].
     pub fn sweep(
         &mut self,
         ids: &[u32],
+        tries_without_flash: bool,
         is_cancelled: &dyn Fn() -> bool,
         note: &dyn Fn(SweepResult),
     ) -> Result<Vec<SweepResult>> {
-        let mut results = Vec::new();
         // A ubatch longer than the prompt computes the same as one of its length.
         let n_useful = UBATCHES
             .iter()
             .position(|&n| n >= ids.len())
             .map_or(UBATCHES.len(), |i| i + 1);
+        let mut results: Vec<SweepResult> = Vec::new();
         for n_ubatch in UBATCHES.into_iter().take(n_useful) {
-            self.remake(n_ubatch, ids.len())?;
-            let mut best = Duration::MAX;
-            for run in 0..=SWEEP_RUNS {
-                if is_cancelled() {
-                    return Err(BenchError::Cancelled);
-                }
-                let llama = self.llama.as_mut().ok_or_else(not_prepared)?;
-                let time = llama.time_prefill(ids).map_err(failed)?;
-                if run > 0 {
-                    best = best.min(time);
-                }
-            }
-            let result = SweepResult {
-                n_ubatch,
-                tok_s: ids.len() as f64 / best.as_secs_f64(),
-            };
-            note(result);
-            results.push(result);
+            self.options.n_ubatch = n_ubatch;
+            results.push(self.try_prompt(ids, is_cancelled)?);
+            results.last().copied().into_iter().for_each(note);
         }
-        let fastest = results.iter().max_by(|a, b| a.tok_s.total_cmp(&b.tok_s));
-        if let Some(fastest) = fastest {
-            self.options.n_ubatch = fastest.n_ubatch;
+        self.keep_fastest(&results);
+        if tries_without_flash {
+            self.options.flash_attn = false;
+            results.push(self.try_prompt(ids, is_cancelled)?);
+            results.last().copied().into_iter().for_each(note);
+            self.keep_fastest(&results);
         }
         Ok(results)
     }
 
+    /// Speed of a prompt with the current options.
+    fn try_prompt(&mut self, ids: &[u32], is_cancelled: &dyn Fn() -> bool) -> Result<SweepResult> {
+        self.remake(ids.len())?;
+        let mut best = Duration::MAX;
+        for run in 0..=SWEEP_RUNS {
+            if is_cancelled() {
+                return Err(BenchError::Cancelled);
+            }
+            let llama = self.llama.as_mut().ok_or_else(not_prepared)?;
+            let time = llama.time_prefill(ids).map_err(failed)?;
+            if run > 0 {
+                best = best.min(time);
+            }
+        }
+        Ok(SweepResult {
+            n_ubatch: self.options.n_ubatch,
+            flash_attn: self.options.flash_attn,
+            tok_s: ids.len() as f64 / best.as_secs_f64(),
+        })
+    }
+
+    fn keep_fastest(&mut self, results: &[SweepResult]) {
+        let fastest = results.iter().max_by(|a, b| a.tok_s.total_cmp(&b.tok_s));
+        if let Some(fastest) = fastest {
+            self.options.n_ubatch = fastest.n_ubatch;
+            self.options.flash_attn = fastest.flash_attn;
+        }
+    }
+
     /// A new context on the same weights.
-    fn remake(&mut self, n_ubatch: usize, n_ctx: usize) -> Result<()> {
+    fn remake(&mut self, n_ctx: usize) -> Result<()> {
         let options = PeerOptions {
             n_ctx,
-            n_ubatch,
-            n_batch: n_ubatch.max(N_BATCH),
+            n_batch: self.options.n_ubatch.max(N_BATCH),
             ..self.options
         };
         let llama = self.llama.take().ok_or_else(not_prepared)?;
@@ -154,14 +174,14 @@ impl Contestant for LlamaCpp {
 
     fn prepare(&mut self, point: &Point, ids: &[u32]) -> Result<()> {
         self.current = None;
-        self.remake(self.options.n_ubatch, point.work.n_total())?;
+        self.remake(point.work.n_total())?;
         self.current = Some((point.work, ids.to_vec()));
         self.rewind()
     }
 
     fn begin_scoring(&mut self, n_total: usize) -> Result<bool> {
         self.current = None;
-        self.remake(self.options.n_ubatch, n_total)?;
+        self.remake(n_total)?;
         Ok(true)
     }
 

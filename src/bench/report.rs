@@ -78,19 +78,29 @@ pub struct ModelReport {
     pub load_us: u64,
     /// Switches of the engine.
     pub switches: Vec<Switch>,
-    /// llama.cpp's speed at each ubatch that was tried.
+    /// llama.cpp's speed with each setting that was tried.
     pub peer_sweep: Vec<SweepReport>,
 }
 
-/// One candidate of the peer's ubatch.
+/// One setting of the peer that was tried.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct SweepReport {
     /// Tokens per graph run.
     pub n_ubatch: usize,
+    /// Whether attention was one node.
+    pub flash_attn: bool,
     /// Tokens of the prompt.
     pub n_prompt: usize,
     /// Speed of the fastest run.
     pub tok_s: f64,
+}
+
+impl SweepReport {
+    /// The setting in words.
+    pub fn setting(&self) -> String {
+        let flash = if self.flash_attn { "on" } else { "off" };
+        format!("ubatch {}, flash attention {flash}", self.n_ubatch)
+    }
 }
 
 /// One side of a point.

@@ -156,8 +156,11 @@ pub(super) fn notes(report: &Report) -> String {
     for model in &report.models {
         for sweep in &model.peer_sweep {
             text += &format!(
-                "sweep      {}: llama.cpp ubatch {}: {:.0} tok/s at {}\n",
-                model.label, sweep.n_ubatch, sweep.tok_s, sweep.n_prompt
+                "sweep      {}: llama.cpp {}: {:.0} tok/s at {}\n",
+                model.label,
+                sweep.setting(),
+                sweep.tok_s,
+                sweep.n_prompt
             );
         }
     }

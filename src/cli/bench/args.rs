@@ -74,9 +74,12 @@ pub struct PeerArgs {
     /// 2048 and 4096
     #[arg(long, value_name = "N", default_value = "auto")]
     pub peer_ubatch: Ubatch,
+    /// Flash attention of llama.cpp; auto: on, on the CPU the faster of both
+    #[arg(long, value_name = "SWITCH", value_enum, default_value_t = FlashArg::Auto)]
+    pub peer_flash_attn: FlashArg,
     /// Another program beside us: a shell command that prints llama-bench's JSON; -m, -p, -n, -d,
     /// -r and -o are put behind it, once for every sample
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["peer", "peer_ubatch"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["peer", "peer_ubatch", "peer_flash_attn"])]
     pub peer_cmd: Option<String>,
 }
 
@@ -87,6 +90,17 @@ pub enum PeerArg {
     Llama,
     /// Nobody
     None,
+}
+
+/// Settings of llama.cpp's flash attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum FlashArg {
+    /// On; on the CPU the faster of both, found by a run of the prompt
+    Auto,
+    /// On
+    On,
+    /// Off
+    Off,
 }
 
 /// How long is measured.

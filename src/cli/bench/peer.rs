@@ -64,7 +64,8 @@ fn llama(
 ) -> anyhow::Result<Peer> {
     use anyhow::Context as _;
 
-    use crate::bench::{LlamaCpp, Ubatch};
+    use super::args::FlashArg;
+    use crate::bench::{LlamaCpp, SweepResult, Ubatch};
     use crate::peer::PeerOptions;
 
     let ubatch = args.peer.peer_ubatch;
@@ -76,7 +77,7 @@ fn llama(
             Ubatch::Auto => PeerOptions::default().n_ubatch,
             Ubatch::Fixed(n) => n,
         },
-        flash_attn: true,
+        flash_attn: args.peer.peer_flash_attn != FlashArg::Off,
         kv_type: options.kv_type,
         n_threads: options.n_threads,
         device: options.device,
@@ -84,24 +85,30 @@ fn llama(
     };
     let mut llama = LlamaCpp::load(path, peer_options).context("load the model into llama.cpp")?;
     let mut sweep = Vec::new();
-    // Decoding alone does not depend on it.
+    let report = |r: SweepResult| SweepReport {
+        n_ubatch: r.n_ubatch,
+        flash_attn: r.flash_attn,
+        n_prompt: n_sweep,
+        tok_s: r.tok_s,
+    };
+    // Decoding alone does not depend on the ubatch.
     let has_prompts = points.iter().any(|p| !p.work.is_decode());
     if ubatch == Ubatch::Auto && has_prompts {
-        let is_cancelled = || console.interrupt().is_requested();
-        let found = llama.sweep(ids.get(..n_sweep).unwrap_or(ids), &is_cancelled, &|r| {
-            console.note(format_args!(
-                "sweep: llama.cpp ubatch {}: {:.1} tok/s at {n_sweep}",
-                r.n_ubatch, r.tok_s
-            ));
-        })?;
-        sweep = found
-            .iter()
-            .map(|r| SweepReport {
-                n_ubatch: r.n_ubatch,
-                n_prompt: n_sweep,
-                tok_s: r.tok_s,
-            })
-            .collect();
+        let tries_without_flash =
+            args.peer.peer_flash_attn == FlashArg::Auto && engine.device().is_cpu();
+        let found = llama.sweep(
+            ids.get(..n_sweep).unwrap_or(ids),
+            tries_without_flash,
+            &|| console.interrupt().is_requested(),
+            &|r| {
+                let setting = report(r).setting();
+                console.note(format_args!(
+                    "sweep: llama.cpp {setting}: {:.1} tok/s at {n_sweep}",
+                    r.tok_s
+                ));
+            },
+        )?;
+        sweep = found.into_iter().map(report).collect();
     }
     Ok(Peer {
         contestant: Some(Box::new(llama)),
