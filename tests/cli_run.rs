@@ -175,7 +175,7 @@ fn plan_lists_chunks_buckets_and_bytes_without_running() {
     let chunks = json["chunks"].as_array().unwrap();
     let n_tokens: u64 = chunks.iter().map(|c| c["n_tokens"].as_u64().unwrap()).sum();
     assert_eq!(n_tokens, 5000);
-    assert_eq!(chunks[0]["n_tokens"], 2048);
+    assert_eq!(chunks[0]["n_tokens"], 256, "the CPU's");
     assert!(json["bytes"]["weights"].as_u64().unwrap() > 0);
     assert!(json["bytes"]["device_total"].as_u64().unwrap() > 0);
     assert_eq!(json["weights"]["is_loaded"], false);

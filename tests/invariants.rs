@@ -346,7 +346,7 @@ fn another_engine_takes_no_other_device_weights_or_size_of_nothing() {
                 ..options(64)
             },
         ),
-        ("chunk", options(0)),
+        ("chunk", options(65_537)),
     ] {
         let error = engine.with_options(changed).expect_err(name);
         assert!(

@@ -113,6 +113,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     ));
     let mut work = Work {
         session,
+        chunk: loaded.engine.options().chunk,
         console,
         next: None,
         chunks: Vec::new(),
@@ -175,6 +176,8 @@ fn join(ids: &[u32]) -> String {
 /// One session at work on one prompt.
 struct Work<'a> {
     session: Session,
+    /// Tokens per graph run.
+    chunk: usize,
     console: &'a Console,
     /// Most likely token after the prompt, once its last row is computed.
     next: Option<u32>,
@@ -194,7 +197,7 @@ impl Work<'_> {
             .console
             .progress("prefill", ids.len() as u64, Unit::Tokens);
         if args.rows == RowsArg::All {
-            return self.write_all_rows(ids, args.engine.chunk, out, &bar);
+            return self.write_all_rows(ids, self.chunk, out, &bar);
         }
         let n_last = ids.len() - 1;
         let mut wanted = rows.to_vec();

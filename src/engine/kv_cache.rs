@@ -160,7 +160,7 @@ impl KvCache {
     ) -> Result<Self> {
         let n_ctx_rows = bucket::pad_kv(n_ctx.max(1));
         let specs = specs(config, n_ctx_rows, ring_rows, dtype);
-        let store = Store::allocate(backend, &specs, "K/V caches", true, false)?;
+        let store = Store::allocate(backend, &specs, "K/V caches")?;
         Ok(Self {
             tensors: tensors(config, store, dtype),
             n_ctx_rows,

@@ -181,8 +181,8 @@ fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
             found: found.to_string(),
         })
     };
-    if !(1..=65536).contains(&options.chunk) {
-        return out_of("chunk", "1 to 65536 tokens", options.chunk);
+    if options.chunk > 65536 {
+        return out_of("chunk", "up to 65536 tokens", options.chunk);
     }
     if !(1..=1024).contains(&options.n_threads) {
         return out_of("threads", "1 to 1024", options.n_threads);
@@ -244,6 +244,7 @@ impl Engine {
         names::check(&file, &config)?;
         load_backends(options.backend_dir.as_deref())?;
         let device = Device::find(options.device)?;
+        let options = options.for_device(device.is_cpu());
         let backend = Backend::open(device, options.n_threads)?;
         let traits = DeviceTraits::of(&backend);
         let (plan, choice) = choose_weights(&file, &config, options.weights, &traits)?;
@@ -288,6 +289,7 @@ impl Engine {
     /// engine was loaded with; an operation that the device does not compute.
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>> {
         check_options(&options)?;
+        let options = options.for_device(self.is_cpu());
         let loaded = &self.options;
         let other = |option, found: String| EngineError::Option {
             option,

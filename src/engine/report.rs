@@ -350,6 +350,11 @@ impl PlanReport {
 
     fn build(file: &GgufFile, request: Request<'_>, weights: WeightsFacts) -> Result<Self> {
         check_options(request.options)?;
+        let options = request.options.clone().for_device(request.device.is_cpu);
+        let request = Request {
+            options: &options,
+            ..request
+        };
         let Request {
             config,
             options,

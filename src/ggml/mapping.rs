@@ -5,7 +5,9 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use memmap2::Mmap;
 
@@ -47,6 +49,50 @@ impl Mapping {
     /// Borrows all bytes of the file.
     pub fn as_bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Asks the system to read a range ahead of its first use. A hint: without effect elsewhere.
+    pub fn prefetch(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        let _ = self
+            .map
+            .advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
+    /// Takes a range that was copied out of this process's memory; reading it again is slower, not
+    /// different. A hint, as above.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            use memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the map is of a file and read-only, so dropped pages are read from the file
+            // again; nothing is lost.
+            let _ = unsafe {
+                self.map
+                    .unchecked_advise_range(DontNeed, range.start, range.len())
+            };
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+/// Bytes of a mapped file that a tensor may use where they are.
+#[derive(Clone, Debug)]
+pub struct MappedRange {
+    /// The file.
+    pub mapping: Arc<Mapping>,
+    /// Its bytes.
+    pub range: Range<usize>,
+}
+
+impl MappedRange {
+    /// Borrows the bytes; none when the range is not in the file.
+    pub fn as_bytes(&self) -> &[u8] {
+        let all = self.mapping.as_bytes();
+        all.get(self.range.clone()).unwrap_or_default()
     }
 }
 

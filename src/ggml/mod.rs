@@ -34,7 +34,7 @@ pub use cuda_ext::{Band, CudaExt, GraphCounters};
 pub use cupti::{Cupti, GpuActivity, GpuRecord, GpuRecording};
 pub use facts::{Change, NodeFact, Properties, TensorFact};
 pub use graph::{Arena, Graph, GraphBuilder, Node, NodeFlags, NodeInfo};
-pub use mapping::Mapping;
+pub use mapping::{MappedRange, Mapping};
 pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};
 pub use staging::{HostMemory, Span, Staging, read_back};

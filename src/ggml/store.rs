@@ -1,14 +1,26 @@
 //! Device memory: stores of named tensors (weights, K/V) and raw blocks (graph inputs, staging).
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::backend::{Backend, Device};
+use super::mapping::{MappedRange, Mapping};
 use super::status::GgmlError;
 use super::{sys, tensor::Dims};
 use crate::gguf::DType;
+
+/// Alignment of tensors in memory that is not ggml's own, in bytes.
+///
+/// # Source
+/// `ggml-impl.h:TENSOR_ALIGNMENT`, which `ggml_backend_cpu_buffer_from_ptr` asserts.
+const MAPPED_ALIGN: usize = 32;
+
+/// Tensors of fewer bytes are copied: the system maps what lies around a page that is read, so a
+/// map of small ones holds their neighbours' pages too.
+const MAPPED_MIN: usize = 1 << 20;
 
 static NEXT_STORE: AtomicU32 = AtomicU32::new(1);
 
@@ -119,7 +131,9 @@ pub struct Store {
     tensors: Vec<NonNull<sys::ggml_tensor>>,
     // Dropped after the tensor pointers are unreachable: buffers first, then headers.
     buffers: Vec<Buffer>,
-    _contexts: Vec<Context>,
+    // By index of the tensor: its bytes in a file, which must outlive the buffer.
+    mapped: BTreeMap<usize, (Buffer, Arc<Mapping>)>,
+    _context: Context,
     device: Device,
 }
 
@@ -142,10 +156,7 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Allocates all `specs` on the backend's device, zeroed when `zero` is set.
-    ///
-    /// Tensors that only matrix products read go to the device's extra buffer types when
-    /// `use_extra_bufts` is set and the backend accepts the product there.
+    /// Allocates all `specs` on the backend's device, zeroed.
     ///
     /// # Errors
     /// [`GgmlError::Alloc`] when memory is short.
@@ -153,19 +164,33 @@ impl Store {
         backend: &Backend,
         specs: &[TensorSpec],
         what: &'static str,
-        zero: bool,
-        use_extra_bufts: bool,
     ) -> Result<Self, GgmlError> {
-        let device = backend.device();
-        let extra = if use_extra_bufts {
-            device.extra_bufts()
-        } else {
-            Vec::new()
-        };
-        let mut bufts = vec![device.default_buft()];
-        bufts.extend(&extra);
+        let mut store = Self::outline(backend.device(), specs)?;
+        let place = vec![Some(0); specs.len()];
+        store.allocate_slot(store.device.default_buft(), 0, &place, what)?;
+        for buffer in &mut store.buffers {
+            buffer.fill(0);
+        }
+        Ok(store)
+    }
+
+    /// Places the weights `specs`, whose bytes are in `files` where they are wanted as they are.
+    ///
+    /// Tensors that only matrix products read go to the device's extra buffer types when the
+    /// backend accepts the product there. On the CPU the others stay in the mapped file if they can
+    /// ([`Store::is_mapped`]); the rest is allocated, with any content.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when memory is short.
+    pub fn place_weights(
+        backend: &Backend,
+        specs: &[TensorSpec],
+        files: &[Option<MappedRange>],
+    ) -> Result<Self, GgmlError> {
+        let mut store = Self::outline(backend.device(), specs)?;
+        let extra = store.device.extra_bufts();
         let mut place = Vec::with_capacity(specs.len());
-        for spec in specs {
+        for (index, spec) in specs.iter().enumerate() {
             let mut slot = 0;
             if spec.only_mul_mat {
                 for (i, buft) in extra.iter().enumerate() {
@@ -175,27 +200,60 @@ impl Store {
                     }
                 }
             }
-            place.push(slot);
+            let file = files.get(index).and_then(Option::as_ref);
+            let is_mapped = match file {
+                Some(file) if slot == 0 && store.device.is_cpu() => store.map(index, file)?,
+                _ => false,
+            };
+            place.push((!is_mapped).then_some(slot));
         }
-        let mut store = Self {
-            id: NEXT_STORE.fetch_add(1, Ordering::Relaxed),
-            tensors: Vec::with_capacity(specs.len()),
-            buffers: Vec::new(),
-            _contexts: Vec::new(),
-            device,
-        };
-        let context = Context::new(specs.len(), false)?;
-        for spec in specs {
-            store.tensors.push(new_tensor(&context, spec)?);
-        }
-        for (slot, buft) in bufts.iter().enumerate() {
-            store.allocate_slot(*buft, slot, &place, what)?;
-        }
-        store._contexts.push(context);
-        if zero {
-            store.fill(0);
+        let default = store.device.default_buft();
+        for (slot, buft) in std::iter::once(default).chain(extra).enumerate() {
+            store.allocate_slot(buft, slot, &place, "weights")?;
         }
         Ok(store)
+    }
+
+    /// Lets a tensor be the bytes of a mapped file; false when they are few or not aligned for it.
+    fn map(&mut self, index: usize, file: &MappedRange) -> Result<bool, GgmlError> {
+        let Some(tensor) = self.tensors.get(index) else {
+            return Ok(false);
+        };
+        // SAFETY: the header is alive.
+        let expected = unsafe { sys::ggml_nbytes(tensor.as_ptr()) };
+        let bytes = file.as_bytes();
+        let address = bytes.as_ptr().cast_mut().cast::<std::ffi::c_void>();
+        let is_fit = bytes.len() == expected && address.align_offset(MAPPED_ALIGN) == 0;
+        if !is_fit || bytes.len() < MAPPED_MIN {
+            return Ok(false);
+        }
+        // SAFETY: the bytes live as long as the mapping, which `mapped` keeps; weights are read
+        // only: `write` and `fill` leave mapped tensors alone.
+        let buffer = unsafe { sys::ggml_backend_cpu_buffer_from_ptr(address, bytes.len()) };
+        let buffer = NonNull::new(buffer)
+            .map(Buffer)
+            .ok_or_else(|| GgmlError::Alloc {
+                what: "mapped weight",
+                bytes: bytes.len() as u64,
+                device: self.device.name(),
+            })?;
+        // SAFETY: the tensor has no buffer yet and has exactly the bytes of this one.
+        let status =
+            unsafe { sys::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor.as_ptr(), address) };
+        super::status::check(status, "tensor placement")?;
+        let mapping = Arc::clone(&file.mapping);
+        self.mapped.insert(index, (buffer, mapping));
+        Ok(true)
+    }
+
+    /// Whether a tensor is part of a mapped file; it cannot be written.
+    pub fn is_mapped(&self, id: StoreId) -> bool {
+        id.store == self.id && self.mapped.contains_key(&(id.index as usize))
+    }
+
+    /// Bytes that are part of mapped files, of [`Store::bytes`].
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped.values().map(|(b, _)| b.len() as u64).sum()
     }
 
     /// Headers without memory, to ask a device about graphs over them; nothing of it can run.
@@ -213,14 +271,15 @@ impl Store {
             id: NEXT_STORE.fetch_add(1, Ordering::Relaxed),
             tensors,
             buffers: Vec::new(),
-            _contexts: vec![context],
+            mapped: BTreeMap::new(),
+            _context: context,
             device,
         })
     }
 
     /// Whether the tensors have memory.
     pub(super) fn is_allocated(&self) -> bool {
-        self.tensors.is_empty() || !self.buffers.is_empty()
+        self.tensors.is_empty() || !self.buffers.is_empty() || !self.mapped.is_empty()
     }
 
     /// Allocates one buffer for all tensors placed in `slot` and points them into it.
@@ -228,7 +287,7 @@ impl Store {
         &mut self,
         buft: *mut sys::ggml_backend_buffer_type,
         slot: usize,
-        place: &[usize],
+        place: &[Option<usize>],
         what: &'static str,
     ) -> Result<(), GgmlError> {
         // SAFETY: buffer types are static.
@@ -236,7 +295,7 @@ impl Store {
         let mut total = 0usize;
         let mut offsets = Vec::new();
         for (tensor, place) in self.tensors.iter().zip(place) {
-            if *place != slot {
+            if *place != Some(slot) {
                 continue;
             }
             // SAFETY: the tensor header is alive; the function computes a size.
@@ -271,12 +330,13 @@ impl Store {
         })
     }
 
-    /// Bytes of device memory held.
+    /// Bytes of device memory held, those of mapped files too.
     pub fn bytes(&self) -> u64 {
-        self.buffers.iter().map(|b| b.len() as u64).sum()
+        let allocated: u64 = self.buffers.iter().map(|b| b.len() as u64).sum();
+        allocated + self.mapped_bytes()
     }
 
-    /// Fills all memory with one byte (0 to clear, a NaN pattern to poison).
+    /// Fills what was allocated with one byte (0 to clear, a NaN pattern to poison).
     pub fn fill(&mut self, byte: u8) {
         for buffer in &mut self.buffers {
             buffer.fill(byte);
@@ -310,10 +370,14 @@ impl Store {
     /// Writes bytes into a tensor. Wraps `ggml_backend_tensor_set` (waits for completion).
     ///
     /// # Errors
-    /// [`GgmlError::Range`] when the bytes do not fit.
+    /// [`GgmlError::Range`] when the bytes do not fit, which none do in a mapped tensor.
     pub fn write(&mut self, id: StoreId, offset: usize, data: &[u8]) -> Result<(), GgmlError> {
         let tensor = self.pointer(id)?;
-        let limit = self.tensor_bytes(id)?;
+        let limit = if self.is_mapped(id) {
+            0
+        } else {
+            self.tensor_bytes(id)?
+        };
         range("tensor write", offset, data.len(), limit)?;
         // SAFETY: the range was checked; the tensor is allocated; `data` outlives the call, which
         // is synchronous.

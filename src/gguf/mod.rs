@@ -23,14 +23,16 @@ pub(crate) mod testing;
 mod tests;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use dtype::DType;
 pub use error::{Field, GgufError, Item};
 pub use tensor::TensorEntry;
 pub use value::{Array, Entry, Metadata, Value};
 
-use crate::ggml::Mapping;
+use crate::ggml::{MappedRange, Mapping};
 use cursor::Cursor;
 
 /// Key with the alignment of the tensor data, in bytes.
@@ -49,7 +51,14 @@ pub struct GgufFile {
     tensors: Vec<TensorEntry>,
     index: HashMap<String, usize>,
     paths: Vec<PathBuf>,
-    maps: Vec<Mapping>,
+    maps: Vec<Arc<Mapping>>,
+}
+
+/// The bytes of a tensor in its file.
+fn range(t: &TensorEntry) -> Option<Range<usize>> {
+    let start = usize::try_from(t.offset).ok()?;
+    let end = start.checked_add(usize::try_from(t.n_bytes).ok()?)?;
+    Some(start..end)
 }
 
 /// What one file holds.
@@ -76,7 +85,7 @@ impl GgufFile {
             tensors: Vec::new(),
             index: HashMap::new(),
             paths: vec![path.to_path_buf()],
-            maps: vec![map],
+            maps: vec![Arc::new(map)],
         };
         file.add_tensors(first.tensors)?;
         if n_split > 1 {
@@ -119,15 +128,17 @@ impl GgufFile {
     /// The range was checked by [`GgufFile::open`]; an entry that belongs to another file gives
     /// an empty slice if its range does not exist here.
     pub fn tensor_data(&self, t: &TensorEntry) -> &[u8] {
-        let range = usize::try_from(t.offset)
-            .ok()
-            .zip(usize::try_from(t.n_bytes).ok());
-        let range = range.and_then(|(start, n)| start.checked_add(n).map(|end| start..end));
-        let bytes = self.maps.get(t.shard).map(Mapping::as_bytes);
-        bytes
-            .zip(range)
-            .and_then(|(bytes, range)| bytes.get(range))
+        let map = self.maps.get(t.shard).zip(range(t));
+        map.and_then(|(map, range)| map.as_bytes().get(range))
             .unwrap_or(&[])
+    }
+
+    /// A tensor's bytes where they are mapped; `None` as [`GgufFile::tensor_data`] is empty.
+    pub fn tensor_range(&self, t: &TensorEntry) -> Option<MappedRange> {
+        let mapping = Arc::clone(self.maps.get(t.shard)?);
+        let range = range(t)?;
+        mapping.as_bytes().get(range.clone())?;
+        Some(MappedRange { mapping, range })
     }
 
     /// Returns the files, in shard order.
@@ -187,7 +198,7 @@ impl GgufFile {
             }
             let (map, shard) = open_shard(&path, self.maps.len())?;
             self.check_shard(&shard.metadata, other, n_split)?;
-            self.maps.push(map);
+            self.maps.push(Arc::new(map));
             self.paths.push(path);
             self.add_tensors(shard.tensors)?;
         }

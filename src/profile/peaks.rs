@@ -71,7 +71,8 @@ pub fn measure(backend: &Backend) -> Result<Peaks> {
 }
 
 fn store(backend: &Backend, specs: &[TensorSpec]) -> Result<(Store, Vec<StoreId>)> {
-    let store = Store::allocate(backend, specs, "peak measurement", true, true)?;
+    let mut store = Store::place_weights(backend, specs, &[])?;
+    store.fill(0);
     let ids = (0..specs.len()).filter_map(|i| store.id(i)).collect();
     Ok((store, ids))
 }

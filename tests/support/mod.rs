@@ -124,6 +124,7 @@ pub fn cpu_options() -> EngineOptions {
     EngineOptions {
         device: DeviceChoice::Cpu,
         n_threads: 1,
+        chunk: EngineOptions::CHUNK_GPU,
         ..EngineOptions::default()
     }
 }

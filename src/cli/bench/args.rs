@@ -156,11 +156,11 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    /// The points of a model with this label and context, in tokens.
+    /// The points of a model with this label, context and chunk, both in tokens.
     ///
     /// # Errors
     /// A point that was asked for does not fit into the context.
-    pub fn points(&self, label: &str, n_ctx: usize) -> anyhow::Result<Vec<Point>> {
+    pub fn points(&self, label: &str, n_ctx: usize, chunk: usize) -> anyhow::Result<Vec<Point>> {
         let asked_for = [self.start_pos, self.decode, self.accuracy];
         let is_default = self.n_prompt.is_empty() && asked_for.iter().all(Option::is_none);
         let mut works: Vec<Work> = if is_default {
@@ -174,7 +174,7 @@ impl Args {
         };
         works.extend(self.start_pos.map(|start_pos| Work::Chunk {
             start_pos,
-            n_prompt: self.engine.chunk,
+            n_prompt: chunk,
         }));
         works.extend(self.decode.map(|n_gen| Work::Decode {
             start_pos: self.after,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn works(line: &str, n_ctx: usize) -> Vec<String> {
-        let points = parse(line).points("m", n_ctx).unwrap();
+        let points = parse(line).points("m", n_ctx, 512).unwrap();
         points.iter().map(|p| p.work.to_string()).collect()
     }
 
@@ -231,7 +231,7 @@ mod tests {
     fn lengths_chunk_and_decode_are_points_in_this_order() {
         assert_eq!(
             works(
-                "--n-prompt 7,9 --start-pos 4096 --chunk 512 --decode 8 --after 100",
+                "--n-prompt 7,9 --start-pos 4096 --decode 8 --after 100",
                 8192
             ),
             ["7", "9", "512 at 4096", "decode 8 after 100"]
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_point_beyond_the_context_is_refused_with_the_numbers() {
-        let error = parse("--n-prompt 100").points("m", 99).unwrap_err();
+        let error = parse("--n-prompt 100").points("m", 99, 512).unwrap_err();
 
         assert!(error.to_string().contains("context of 99"), "{error}");
     }

@@ -84,7 +84,7 @@ impl Bench<'_> {
         let weights = before.zip(used()).map(|(a, b)| b.saturating_sub(a));
         let engine = loaded.engine;
         let label = label(path);
-        let points = args.points(&label, engine.context_limit())?;
+        let points = args.points(&label, engine.context_limit(), engine.options().chunk)?;
         let pool = token_pool(engine.file(), engine.config())?;
         let n_longest = points.iter().map(|p| p.work.n_total()).max().unwrap_or(0);
         let ids = random_ids(&pool, n_longest, args.seed);

@@ -69,7 +69,7 @@ fn logit_rows_of_a_run_are_bounded_by_bytes_and_chunk() {
 fn a_context_beyond_the_limit_is_refused_with_its_source() {
     let mut options = EngineOptions {
         n_ctx: 300,
-        ..EngineOptions::default()
+        ..EngineOptions::default().for_device(false)
     };
     let config = config();
 
@@ -92,7 +92,7 @@ fn caches_have_their_final_size_at_once_with_pregrow_and_after_one_growth_withou
     let mut options = EngineOptions {
         chunk: 256,
         n_ctx: 3000,
-        ..EngineOptions::default()
+        ..EngineOptions::default().for_device(false)
     };
 
     assert_eq!(context_rows(&options, &config, 1000, 1100), (1280, 1280));
@@ -126,7 +126,8 @@ fn the_host_fills_masks_where_the_device_cannot() {
 
 #[test]
 fn demand_counts_host_memory_on_the_cpu_only() {
-    let (config, options) = (config(), EngineOptions::default());
+    let config = config();
+    let options = EngineOptions::default().for_device(false);
     let cpu = DeviceTraits::assumed(DeviceChoice::Cpu);
 
     let on_cpu = demand(&config, &options, &cpu, Resident::Native, 100);
@@ -144,7 +145,7 @@ fn caches_of_another_type_than_f16_are_converted_on_a_gpu() {
     let config = config();
     let options = EngineOptions {
         kv_type: DType::Q8_0,
-        ..EngineOptions::default()
+        ..EngineOptions::default().for_device(false)
     };
     let row_bytes = |device: &DeviceTraits| {
         demand(&config, &options, device, Resident::Native, 100).arena_row_bytes

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{GateUp, LayerPle, LayerWeights, MoeWeights, PleWeights, QkvMatrix, WeightId, Weights};
 use crate::Result;
-use crate::ggml::{Backend, Dims, Store, TensorSpec, to_bf16};
+use crate::ggml::{Backend, Dims, MappedRange, Store, TensorSpec, to_bf16};
 use crate::gguf::{DType, GgufFile, TensorEntry};
 use crate::model::{Config, ConfigError, LayerConfig, names};
 
@@ -21,6 +21,8 @@ struct Part {
 struct Item {
     spec: TensorSpec,
     parts: Vec<Part>,
+    // Prompts read few of its rows.
+    is_sparse: bool,
 }
 
 /// What will be resident, before anything is allocated: the plan and its size.
@@ -116,18 +118,33 @@ impl WeightsPlan {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<crate::Error>,
     ) -> Result<Weights> {
         let specs: Vec<TensorSpec> = self.items.iter().map(|i| i.spec.clone()).collect();
-        let mut store = Store::allocate(backend, &specs, "weights", false, true)?;
+        let as_they_are = self.items.iter().map(|item| unchanged(file, item));
+        let as_they_are: Vec<Option<MappedRange>> = as_they_are.collect();
+        let mut store = Store::place_weights(backend, &specs, &as_they_are)?;
         let (total, mut done) = (self.bytes(), 0);
-        for (index, item) in self.items.iter().enumerate() {
+        for (index, (item, same)) in self.items.iter().zip(&as_they_are).enumerate() {
             let id = store
                 .id(index)
                 .ok_or(crate::ggml::GgmlError::ForeignTensor)?;
-            let mut bytes = Vec::new();
-            for part in &item.parts {
-                append(file, part, item.spec.dtype, n_threads, &mut bytes)?;
+            match same {
+                // Rows of tables are read as prompts need them.
+                Some(same) if store.is_mapped(id) && !item.is_sparse => {
+                    same.mapping.prefetch(same.range.clone());
+                }
+                _ if store.is_mapped(id) => {}
+                Some(same) => store.write(id, 0, same.as_bytes())?,
+                None => {
+                    let mut bytes = Vec::new();
+                    for part in &item.parts {
+                        append(file, part, item.spec.dtype, n_threads, &mut bytes)?;
+                    }
+                    store.write(id, 0, &bytes)?;
+                }
             }
-            store.write(id, 0, &bytes)?;
-            done += bytes.len() as u64;
+            if !store.is_mapped(id) {
+                release(file, &item.parts);
+            }
+            done += store.tensor_bytes(id)? as u64;
             if let ControlFlow::Break(error) = progress(done, total) {
                 return Err(error);
             }
@@ -166,6 +183,28 @@ fn missing(file: &GgufFile, name: &str) -> ConfigError {
         path: file.paths().first().cloned().unwrap_or_default(),
         tensor: name.to_owned(),
         expected: Vec::new(),
+    }
+}
+
+/// The bytes of an item that is one whole tensor of the file, in its type.
+fn unchanged(file: &GgufFile, item: &Item) -> Option<MappedRange> {
+    let [part] = item.parts.as_slice() else {
+        return None;
+    };
+    let entry = file.tensor(&part.tensor)?;
+    let n_rows = entry.n_elements() / entry.shape[0].max(1);
+    let is_whole = part.first_row == 0 && part.n_rows as u64 == n_rows;
+    let is_same = is_whole && entry.dtype == item.spec.dtype;
+    is_same.then(|| file.tensor_range(entry)).flatten()
+}
+
+/// Lets go of the file's pages that were copied.
+fn release(file: &GgufFile, parts: &[Part]) {
+    for part in parts {
+        let entry = file.tensor(&part.tensor);
+        if let Some(source) = entry.and_then(|entry| file.tensor_range(entry)) {
+            source.mapping.release(source.range);
+        }
     }
 }
 
@@ -228,7 +267,11 @@ impl Planner<'_> {
             dims,
             only_mul_mat,
         };
-        self.items.push(Item { spec, parts });
+        self.items.push(Item {
+            spec,
+            parts,
+            is_sparse: name == names::PER_LAYER_TOKEN_EMBD,
+        });
         WeightId(self.items.len() - 1)
     }
 
