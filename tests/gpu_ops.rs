@@ -770,27 +770,13 @@ fn gpu_t08_slots_are_not_rewritten_while_their_upload_is_in_flight() {
     println!("{} waits for a slot", staging.n_waits());
     for i in 0..n_uploads {
         let byte = u8::try_from(i + 1).expect("small");
-        let found = read_range(&cuda, &block, i * len, len);
+        let found = op::read_range(&cuda, &block, i * len, len);
         let wrong = found.iter().filter(|b| **b != byte).count();
         assert_eq!(
             wrong, 0,
             "upload {i}: {wrong} bytes of {len} are another upload's"
         );
     }
-}
-
-/// Bytes of a block, by way of an input that lies there.
-fn read_range(backend: &Backend, block: &Block, offset: usize, len: usize) -> Vec<u8> {
-    let mut b = GraphBuilder::new(16, op::OUR_KERNELS).expect("builder");
-    let dims = Dims::new(&[len / 4]);
-    let input = b
-        .input(block, offset, DType::F32, dims, "range")
-        .expect("input");
-    let mut arena = Arena::new(backend).expect("arena");
-    let graph = b.finish(&mut arena, backend).expect("graph");
-    let mut memory = HostMemory::allocate(backend.device(), len, true);
-    read_back(backend, &graph, input, &mut memory, len).expect("read");
-    memory.bytes()[..len].to_vec()
 }
 
 /// Forty chunks queued at once, against chunks that are waited for, with all memory that they must

@@ -32,6 +32,7 @@ struct ggml_tensor;
 // carry one; all other graphs in the process run as ggml ships them.
 #define G4_NODE_FUSE      (1 << 16) // may be computed together with its neighbours (patch 0080)
 #define G4_NODE_ATTENTION (1 << 17) // flash attention: our tile config and key lists (0040, 0090)
+#define G4_NODE_F32_SUMS  (1 << 18) // flash attention on the CPU: values are added up in F32 (0100)
 
 enum g4_status {
     G4_OK           =  0,

@@ -166,11 +166,12 @@ pub fn host_masks(mask: Place, has_mask_kernel: bool) -> bool {
     mask == Place::Host || !has_mask_kernel
 }
 
-/// Which kernels of ours the nodes of a graph ask for.
+/// What the nodes of a graph ask of patched backends.
 pub fn node_flags(switches: Switches, has_our_library: bool) -> NodeFlags {
     NodeFlags {
         fuse: switches.fuse && has_our_library,
         attention: switches.attention && has_our_library,
+        f32_sums: true,
     }
 }
 

@@ -32,19 +32,23 @@ pub struct GraphBuilder {
     context: Context,
 }
 
-/// Which kernels of ours may compute the nodes of a graph (`ggml-patches/files/g4-ext.h`). ggml's
-/// own backends, and a CUDA library without our patches, ignore them.
+/// What patched backends may do with the nodes of a graph (`ggml-patches/files/g4-ext.h`).
+/// Libraries without our patches ignore it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeFlags {
     /// `G4_NODE_FUSE`: chains of element-wise nodes as one kernel.
     pub fuse: bool,
     /// `G4_NODE_ATTENTION`: attention over the visible keys only.
     pub attention: bool,
+    /// `G4_NODE_F32_SUMS`: the CPU's attention adds values up in F32, whatever their type.
+    pub f32_sums: bool,
 }
 
 impl NodeFlags {
     fn bits(self) -> i32 {
-        i32::from(self.fuse) << 16 | i32::from(self.attention) << 17
+        i32::from(self.fuse) << 16
+            | i32::from(self.attention) << 17
+            | i32::from(self.f32_sums) << 18
     }
 }
 

@@ -44,8 +44,7 @@ impl GraphBuilder {
         }
         let mut found = Vec::new();
         for id in ids {
-            let header = self.header(*id)?;
-            found.push(format!("type {} {}", header.type_, self.dims(*id)?));
+            found.push(format!("{}{}", self.dtype(*id)?.name(), self.dims(*id)?));
         }
         Err(shape_error(op, expected, found.join(" and ")))
     }

@@ -86,20 +86,28 @@ pub fn dequantize_row(dtype: DType, src: &[u8], out: &mut [f32]) -> Result<(), G
         }
         return Ok(());
     }
-    // SAFETY: the type id is one of ggml's (DType has no other).
-    let traits = unsafe { sys::ggml_get_type_traits(dtype.id() as _) };
-    // SAFETY: ggml returns a pointer into a static table.
-    let to_float = unsafe { traits.as_ref() }
-        .and_then(|t| t.to_float)
-        .ok_or_else(|| GgmlError::Shape {
-            op: "dequantize",
-            expected: "a type with a conversion to F32".to_owned(),
-            found: dtype.name().to_owned(),
-        })?;
+    let to_float = to_float(dtype).ok_or_else(|| GgmlError::Shape {
+        op: "dequantize",
+        expected: "a type with a conversion to F32".to_owned(),
+        found: dtype.name().to_owned(),
+    })?;
     let n = i64::try_from(out.len()).unwrap_or(0);
     // Quantised blocks are read through their own unaligned-safe structs only when aligned to 2
     // bytes; mapped data is aligned to general.alignment >= 8, which the reader checks.
     // SAFETY: `src` is exactly one row of this type and `out` has the row's element count.
     unsafe { to_float(src.as_ptr().cast(), out.as_mut_ptr(), n) };
     Ok(())
+}
+
+/// Whether rows of this type can be read as F32.
+pub(super) fn is_readable(dtype: DType) -> bool {
+    dtype == DType::F32 || to_float(dtype).is_some()
+}
+
+/// ggml's conversion of a row to F32, for types other than F32 that have one.
+fn to_float(dtype: DType) -> sys::ggml_to_float_t {
+    // SAFETY: the type id is one of ggml's (DType has no other).
+    let traits = unsafe { sys::ggml_get_type_traits(dtype.id() as _) };
+    // SAFETY: ggml returns a pointer into a static table.
+    unsafe { traits.as_ref() }.and_then(|t| t.to_float)
 }

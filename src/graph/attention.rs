@@ -194,7 +194,15 @@ impl Emitter<'_> {
         let head_bytes = dtype
             .row_bytes(d as u64)
             .and_then(|b| usize::try_from(b).ok());
-        let nb2 = head_bytes.ok_or_else(|| absent("a head of whole blocks"))?;
+        let nb2 = head_bytes.ok_or_else(|| GgmlError::Shape {
+            op: "K/V cache",
+            expected: format!(
+                "heads of whole {} blocks of {}",
+                dtype.name(),
+                dtype.block_len()
+            ),
+            found: format!("heads of {d}"),
+        })?;
         let nb1 = self.b.row_stride(c)?;
         Ok(self.b.view(
             c,

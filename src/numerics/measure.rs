@@ -69,6 +69,27 @@ pub fn row_nmse(a: &[f32], b: &[f32], n: usize) -> Vec<f64> {
         .collect()
 }
 
+/// `sum p (ln p - ln q)` of the distributions that two rows of logits stand for, in nats.
+///
+/// NaN counts as infinity.
+pub fn kl(expected: &[f32], found: &[f32]) -> f64 {
+    let (p, q) = (log_normaliser(expected), log_normaliser(found));
+    let term = |(&a, &b): (&f32, &f32)| {
+        let (ln_p, ln_q) = (f64::from(a) - p, f64::from(b) - q);
+        ln_p.exp() * (ln_p - ln_q)
+    };
+    let sum: f64 = expected.iter().zip(found).map(term).sum();
+    if sum.is_nan() { f64::INFINITY } else { sum }
+}
+
+/// `ln sum exp`, without overflow.
+fn log_normaliser(row: &[f32]) -> f64 {
+    let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let highest = f64::from(highest);
+    let sum: f64 = row.iter().map(|&x| (f64::from(x) - highest).exp()).sum();
+    highest + sum.ln()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@
 
 mod measure;
 
-pub use measure::{argmax, gap, max_abs, median, nmse, row_nmse};
+pub use measure::{argmax, gap, kl, max_abs, median, nmse, row_nmse};
 
 use crate::gguf::DType;
 

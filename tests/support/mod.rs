@@ -6,8 +6,10 @@
 )]
 
 pub mod fixtures;
+pub mod long_attention;
 pub mod op;
 pub mod oracle;
+pub mod synthetic;
 pub mod tolerance;
 
 use std::path::Path;
@@ -20,7 +22,7 @@ use g4prefill::ggml::{DeviceChoice, devices, load_backends};
 
 pub use fixtures::{Case, Fixture};
 pub use g4prefill::numerics as compare;
-pub use g4prefill::numerics::{argmax, nmse};
+pub use g4prefill::numerics::{argmax, gap, kl, nmse};
 
 /// Bits of all values: equal only when nothing differs.
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -61,6 +61,7 @@ pub struct Outcome {
 pub const OUR_KERNELS: NodeFlags = NodeFlags {
     fuse: true,
     attention: true,
+    f32_sums: true,
 };
 
 /// Builds a graph over `inputs` and runs it.
@@ -108,4 +109,18 @@ pub fn run_on(
         .collect();
     let ops = graph.describe().into_iter().map(|node| node.op).collect();
     Ok(Outcome { values, ops })
+}
+
+/// Bytes of a block, by way of an input that lies there.
+pub fn read_range(backend: &Backend, block: &Block, offset: usize, len: usize) -> Vec<u8> {
+    let mut b = GraphBuilder::new(16, OUR_KERNELS).expect("builder");
+    let dims = Dims::new(&[len / 4]);
+    let input = b
+        .input(block, offset, DType::F32, dims, "range")
+        .expect("input");
+    let mut arena = Arena::new(backend).expect("arena");
+    let graph = b.finish(&mut arena, backend).expect("graph");
+    let mut memory = HostMemory::allocate(backend.device(), len, true);
+    read_back(backend, &graph, input, &mut memory, len).expect("read");
+    memory.bytes()[..len].to_vec()
 }

@@ -2,6 +2,7 @@
 
 use super::{Result, int};
 use crate::ggml::graph::GraphBuilder;
+use crate::ggml::quant::is_readable;
 use crate::ggml::sys;
 use crate::ggml::tensor::TensorId;
 use crate::gguf::DType;
@@ -106,6 +107,10 @@ impl GraphBuilder {
             "matching q, k, v and an F16 mask",
             &[q, k, v, mask],
         )?;
+        // ggml_compute_forward_flash_attn_ext_f16_one_chunk: v_to_float, unless V is F32. The CPU
+        // is asked nothing about it (Q8_1 has none).
+        let ok = is_readable(self.dtype(k)?) && is_readable(self.dtype(v)?);
+        self.require("flash_attn", ok, "k and v that convert to F32", &[k, v])?;
         self.room(1)?;
         let (q, k, v) = (self.pointer(q)?, self.pointer(k)?, self.pointer(v)?);
         let mask = self.pointer(mask)?;
