@@ -156,3 +156,45 @@ fn device_that_does_not_exist_is_refused_by_name() {
 
     finish_with_input(command, b"1 2 3").code(2).says("cuda77");
 }
+
+/// T49: a model whose weights give no numbers has no answer, and every command says so.
+#[test]
+fn t49_weights_that_give_no_numbers_are_an_error_in_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("broken.gguf");
+    let file = g4prefill::gguf::GgufFile::open(&model("tiny", "f32")).unwrap();
+    let norm = file.tensor("output_norm.weight").unwrap();
+    let start = usize::try_from(norm.offset).unwrap();
+    let mut bytes = std::fs::read(model("tiny", "f32")).unwrap();
+    for value in bytes[start..start + 64].chunks_exact_mut(4) {
+        value.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(&broken, bytes).unwrap();
+    let ids = ids_file(folder.path(), 20, N_VOCAB_BELOW);
+    let out = folder.path().join("out.f32");
+    let on = ["-m", text(&broken), "--device", "cpu"];
+    let logits = ["logits", "--ids", text(&ids), "-o", text(&out)];
+
+    let logits = finish_with_input(command(&[&logits[..], &on].concat()), b"");
+    let run = finish_with_input(command(&[&["run"][..], &on].concat()), b"once");
+    let bench = [
+        "bench",
+        "--n-prompt",
+        "32",
+        "--peer",
+        "none",
+        "--samples",
+        "1",
+        "--min-s",
+        "0",
+        "--warmup-s",
+        "0",
+    ];
+    let bench = finish_with_input(command(&[&bench[..], &on].concat()), b"");
+
+    logits.code(2).says("no logit is a number");
+    assert!(!out.exists(), "nothing half-written stays");
+    run.code(2).says("expected finite logits, found NaN");
+    bench.code(1);
+    assert!(bench.stdout().contains("INVALID"), "{}", bench.stdout());
+}

@@ -16,8 +16,7 @@ use std::process::Command;
 
 use g4prefill::engine::{EngineOptions, Rows, mask};
 use g4prefill::ggml::{
-    Arena, Backend, Block, DeviceChoice, Dims, GgmlError, GraphBuilder, HostMemory, Rope, Span,
-    Staging, TensorId, View, read_back,
+    Block, DeviceChoice, Dims, GgmlError, GraphBuilder, Rope, Span, Staging, TensorId, View,
 };
 use g4prefill::gguf::DType;
 use support::op::{self, Input};

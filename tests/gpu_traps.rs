@@ -30,6 +30,7 @@ use g4prefill::gguf::DType;
 use g4prefill::synth::{self, Spec, WeightType};
 use support::long_attention::{self, PATTERNS};
 use support::op;
+use support::oracle::Oracle;
 use support::tolerance::own_bound;
 use support::{
     Fixture, argmax, bits, gap, gpu, gpu_options, kl, load, nmse, prefill, random_tokens,
@@ -606,6 +607,35 @@ fn gpu_t38_the_largest_bucket_may_come_first() {
     println!("{text}");
     assert!(output.status.success() && text.contains("1 passed"));
     assert!(!text.contains("capturing"), "{text}");
+}
+
+/// T48: one K/V head, row by row, through a shortened view of the cache, against the oracle.
+#[test]
+fn gpu_t48_one_key_head_read_row_by_row_through_a_shortened_view_is_right() {
+    if !gpu("gpu_t48_one_key_head_read_row_by_row_through_a_shortened_view_is_right") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = synthetic(dir.path(), |s| {
+        (s.weight_type, s.n_layer, s.pattern) = (WeightType::F32, 4, "SF".to_owned());
+        (s.n_head, s.n_head_kv, s.n_head_kv_full) = (4, 1, 1);
+    });
+    let oracle = Oracle::open(&path);
+    let tokens = random_tokens(290, oracle.config.n_vocab, 26);
+    let expected = oracle.forward(&tokens, 4).logits;
+    let engine = load(&path, options(64, Switches::default()));
+    let mut session = engine.session(2048).expect("session");
+    prefill(&mut session, &tokens[..200], &Rows::Last);
+    let mut found = Vec::new();
+    for id in &tokens[200..] {
+        found.extend(prefill(&mut session, &[*id], &Rows::Last).data);
+    }
+    let right: Vec<f32> = (200..290)
+        .flat_map(|p| expected.row(p).iter().map(|x| *x as f32))
+        .collect();
+    let (error, bound) = (nmse(&found, &right), own_bound("gpu-resident-bf16"));
+    println!("NMSE {error:.1e}");
+    assert!(error <= bound, "{error:.1e}");
 }
 
 /// T47: Ctrl-C in the middle of a prompt on the GPU: code 130, what was read, no words of CUDA.

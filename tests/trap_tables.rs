@@ -9,6 +9,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 
 use g4prefill::engine::kv_cache::Side;
@@ -422,4 +423,199 @@ fn t33_attention_over_very_many_keys_is_right_for_every_pattern_of_weights() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// T48: one K/V head, one row at a time, with the keys a shortened view of the cache: the case in
+/// which "contiguous" holds although rows are left out.
+#[test]
+fn t48_one_key_head_read_row_by_row_through_a_shortened_view_is_right() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = model(dir.path(), "tiny-dense", |s| {
+        (s.n_layer, s.pattern) = (4, "SF".to_owned());
+        (s.n_head, s.n_head_kv, s.n_head_kv_full) = (4, 1, 1);
+    });
+    let oracle = Oracle::open(&path);
+    let tokens = random_tokens(290, oracle.config.n_vocab, 26);
+    let expected = oracle.forward(&tokens, 4).logits;
+    for kv_type in KV_TYPES.map(|n| DType::from_name(n).expect("a type")) {
+        let engine = load(&path, options(64, kv_type));
+        // Room for 2048 rows, of which 256 and then 512 are viewed.
+        let mut session = engine.session(2048).expect("session");
+        prefill(&mut session, &tokens[..200], &Rows::Last);
+        let mut found = Vec::new();
+        for id in &tokens[200..] {
+            found.extend(prefill(&mut session, &[*id], &Rows::Last).data);
+        }
+        let right: Vec<f32> = (200..290)
+            .flat_map(|p| expected.row(p).iter().map(|x| *x as f32))
+            .collect();
+        let (error, bound) = (
+            nmse(&found, &right),
+            kv_bound(kv_type).max(own_bound("fixture-f32")),
+        );
+        println!("{}: {error:.1e}", kv_type.name());
+        assert!(error <= bound, "{}: {error:.1e}", kv_type.name());
+    }
+}
+
+/// T50: the gate is the half that goes through GELU.
+#[test]
+fn t50_the_gate_is_the_first_operand_and_the_first_half() {
+    let (n, rows) = (64, 3);
+    let at = |i: usize, k: f32| ((i * 37 % 101) as f32 / 25.0 - 2.0) * k;
+    let gate: Vec<f32> = (0..n * rows).map(|i| at(i, 1.0)).collect();
+    let up: Vec<f32> = (0..n * rows).map(|i| at(i + 50, 3.0)).collect();
+    let right: Vec<f32> = gate
+        .iter()
+        .zip(&up)
+        .map(|(&g, &u)| {
+            let (g, u) = (f64::from(g), f64::from(u));
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3));
+            (0.5 * g * (1.0 + inner.tanh()) * u) as f32
+        })
+        .collect();
+    let halves: Vec<f32> = gate
+        .chunks(n)
+        .zip(up.chunks(n))
+        .flat_map(|(g, u)| [g, u].concat())
+        .collect();
+    let split = op::run(
+        &[op::f32s(&[n, rows], &gate), op::f32s(&[n, rows], &up)],
+        |b, i| b.geglu(i[0], i[1]),
+    );
+    let joined = op::run(&[op::f32s(&[2 * n, rows], &halves)], |b, i| {
+        b.geglu_halves(i[0])
+    });
+    for found in [split.expect("geglu"), joined.expect("geglu")] {
+        let error = nmse(&found, &right);
+        assert!(error <= own_bound("gpu-op-gelu"), "{error:.1e}");
+    }
+}
+
+/// T51: what careless users ask for: chunks of one token, not of a pad, larger than the prompt or
+/// the context; a context of just the prompt; a window larger than all of it; more threads than work.
+#[test]
+fn t51_unusual_options_give_the_usual_answer() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for n_swa in [8, 32, 4096] {
+        let path = model(dir.path(), "tiny", |s| {
+            (s.n_layer, s.n_shared_kv, s.pattern) = (4, 2, "SF".to_owned());
+            (s.n_swa, s.seed) = (n_swa, u64::from(n_swa));
+        });
+        let oracle = Oracle::open(&path);
+        let n = 257;
+        let tokens = random_tokens(n, oracle.config.n_vocab, 27);
+        let right = oracle.forward(&tokens, 4).logits.f32();
+        for (chunk, n_ctx, n_threads) in [
+            (1, 257, 1),
+            (3, 257, 3),
+            (255, 257, 1),
+            (256, 300, 7),
+            (257, 257, 1),
+            (5000, 0, 2),
+            (65_536, 257, 1),
+        ] {
+            let options = EngineOptions {
+                n_ctx,
+                n_threads,
+                ..options(chunk, DType::F32)
+            };
+            let engine = load(&path, options);
+            let mut session = engine.session(n).expect("session");
+            let found = prefill(&mut session, &tokens, &Rows::All).data;
+            let error = nmse(&found, &right);
+            let label = format!("window {n_swa} chunk {chunk} n_ctx {n_ctx} threads {n_threads}");
+            assert!(error <= own_bound("fixture-f32"), "{label}: {error:.1e}");
+        }
+    }
+}
+
+/// T55: two sessions of one engine and one of another model, a piece of each in turn: the bits that
+/// each gives alone.
+#[test]
+fn t55_sessions_in_turns_answer_as_each_does_alone() {
+    let load = |name: &str| {
+        let fixture = Fixture::load(name);
+        (
+            load(&fixture.gguf, options(32, DType::F16)),
+            fixture.n_vocab,
+        )
+    };
+    let ((first, n_vocab), (second, other_n_vocab)) = (load("a-e4b-q8_0"), load("d-moe-q8_0"));
+    let prompts = [
+        (&first, random_tokens(300, n_vocab, 28)),
+        (&first, random_tokens(300, n_vocab, 29)),
+        (&second, random_tokens(300, other_n_vocab, 30)),
+    ];
+    let alone: Vec<Vec<Vec<u32>>> = prompts
+        .iter()
+        .map(|(engine, tokens)| {
+            let mut session = engine.session(300).expect("session");
+            let pieces = tokens.chunks(45);
+            pieces
+                .map(|ids| bits(&prefill(&mut session, ids, &Rows::Last).data))
+                .collect()
+        })
+        .collect();
+    let mut sessions: Vec<Session> = prompts
+        .iter()
+        .map(|(engine, _)| engine.session(300).expect("session"))
+        .collect();
+    for piece in 0..300_usize.div_ceil(45) {
+        for (i, session) in sessions.iter_mut().enumerate() {
+            let ids = prompts[i].1.chunks(45).nth(piece).expect("a piece");
+            let found = bits(&prefill(session, ids, &Rows::Last).data);
+            assert!(found == alone[i][piece], "session {i} piece {piece}");
+        }
+    }
+}
+
+/// All Rust sources below a folder, as one text.
+fn sources(dir: &Path, text: &mut String) {
+    for entry in std::fs::read_dir(dir).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            text.push_str(&std::fs::read_to_string(&path).expect("a text"));
+        }
+    }
+}
+
+/// The page of traps names tests that exist, leaves none open, and has each number once.
+#[test]
+fn every_test_that_the_page_of_traps_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/traps.md")).expect("the page");
+    let mut code = String::new();
+    sources(&root.join("tests"), &mut code);
+    sources(&root.join("src"), &mut code);
+    let mut numbers = Vec::new();
+    for row in page.lines().filter(|l| l.starts_with("| T")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [number, _, state, tests] = cells[..] else {
+            panic!("{row}");
+        };
+        numbers.push(number);
+        assert!(["tested", "part"].contains(&state), "{row}");
+        assert_eq!(state == "part", tests.contains("missing: "), "{row}");
+        // Words in code marks that look like a function of ours: with an underscore, no path.
+        let names = tests.split('`').skip(1).step_by(2).filter(|name| {
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '*';
+            name.contains('_') && name.chars().all(is_word)
+        });
+        let mut n_names = 0;
+        for name in names {
+            let start = format!("fn {}", name.trim_end_matches('*'));
+            let whole = format!("fn {name}(");
+            let is_there = code.contains(if name.ends_with('*') { &start } else { &whole });
+            assert!(is_there, "{number}: no test {name}");
+            n_names += 1;
+        }
+        assert!(n_names > 0, "{row}");
+    }
+    let n = numbers.len();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), n);
 }

@@ -198,15 +198,7 @@ impl Engine {
     /// device does not compute ([`crate::ggml::GgmlError::Unsupported`]).
     ///
     /// # Example
-    /// ```no_run
-    /// use g4prefill::engine::{Engine, EngineOptions, PrefillControl, Rows};
-    ///
-    /// let engine = Engine::load("model.gguf".as_ref(), EngineOptions::default(), &mut |_| {})?;
-    /// let mut session = engine.session(4096)?;
-    /// let logits = session.prefill(&[2, 17, 42], &Rows::Last, &mut PrefillControl::default())?;
-    /// assert_eq!(logits.data.len(), engine.config().n_vocab);
-    /// # Ok::<(), g4prefill::Error>(())
-    /// ```
+    /// In the documentation of the crate.
     pub fn load(
         path: &Path,
         options: EngineOptions,

@@ -6,9 +6,10 @@
 use std::ffi::{CStr, CString};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::backend::{Backend, Device};
+use super::arena::{Arena, ArenaShared};
+use super::backend::Backend;
 use super::status::GgmlError;
 use super::store::{Block, Context, Store, StoreId};
 use super::sys;
@@ -308,96 +309,6 @@ fn nodes(graph: NonNull<sys::ggml_cgraph>) -> Vec<*mut sys::ggml_tensor> {
         .collect()
 }
 
-struct ArenaShared {
-    galloc: NonNull<sys::ggml_gallocr>,
-    generation: AtomicU64,
-}
-
-// SAFETY: the allocator is used through `&mut Arena` only; sharing carries the generation number.
-unsafe impl Send for ArenaShared {}
-// SAFETY: as above.
-unsafe impl Sync for ArenaShared {}
-
-impl Drop for ArenaShared {
-    fn drop(&mut self) {
-        // SAFETY: created by ggml_gallocr_new, freed once, after the last graph placed in it.
-        unsafe { sys::ggml_gallocr_free(self.galloc.as_ptr()) };
-    }
-}
-
-/// One compute buffer that all graphs of a session are placed in (invariant I6).
-pub struct Arena {
-    shared: Arc<ArenaShared>,
-    device: Device,
-}
-
-impl std::fmt::Debug for Arena {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Arena({} bytes, generation {})",
-            self.bytes(),
-            self.generation()
-        )
-    }
-}
-
-impl Arena {
-    /// Makes an empty arena on the backend's device.
-    ///
-    /// # Errors
-    /// [`GgmlError::Alloc`] when the allocator cannot be created.
-    pub fn new(backend: &Backend) -> Result<Self, GgmlError> {
-        let device = backend.device();
-        // SAFETY: the device's buffer type is static.
-        let galloc = unsafe { sys::ggml_gallocr_new(device.default_buft()) };
-        let galloc = NonNull::new(galloc).ok_or_else(|| GgmlError::Alloc {
-            what: "graph allocator",
-            bytes: 0,
-            device: device.name(),
-        })?;
-        let shared = ArenaShared {
-            galloc,
-            generation: AtomicU64::new(1),
-        };
-        Ok(Self {
-            shared: Arc::new(shared),
-            device,
-        })
-    }
-
-    /// Bytes of the compute buffer.
-    pub fn bytes(&self) -> usize {
-        // SAFETY: the allocator is alive and has one buffer.
-        unsafe { sys::ggml_gallocr_get_buffer_size(self.shared.galloc.as_ptr(), 0) }
-    }
-
-    /// Number that rises when the buffer moves; graphs of an older one refuse to run.
-    pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::Acquire)
-    }
-
-    fn place(&mut self, graph: NonNull<sys::ggml_cgraph>) -> Result<u64, GgmlError> {
-        let before = self.bytes();
-        // SAFETY: allocator and graph are alive; inputs and weights already have addresses, so
-        // only intermediate results are placed. Placing one graph does not touch others: their
-        // tensors keep the addresses they were given.
-        let ok =
-            unsafe { sys::ggml_gallocr_alloc_graph(self.shared.galloc.as_ptr(), graph.as_ptr()) };
-        if !ok {
-            return Err(GgmlError::Alloc {
-                what: "compute arena",
-                bytes: 0,
-                device: self.device.name(),
-            });
-        }
-        if self.bytes() != before {
-            self.shared.generation.fetch_add(1, Ordering::AcqRel);
-        }
-        Ok(self.generation())
-    }
-}
-
 /// A built graph: fixed topology, fixed addresses, to be run many times.
 pub struct Graph {
     id: u32,
@@ -443,7 +354,7 @@ impl Graph {
 
     /// Whether the arena has not moved since this graph was placed.
     pub fn is_current(&self) -> bool {
-        self.generation == self.arena.generation.load(Ordering::Acquire)
+        self.generation == self.arena.generation()
     }
 
     /// Names and operations of all nodes, in execution order.

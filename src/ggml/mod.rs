@@ -10,6 +10,7 @@
     reason = "ggml is a C library: this is the fence around it"
 )]
 
+mod arena;
 mod backend;
 mod by_node;
 mod callbacks;
@@ -28,12 +29,13 @@ mod store;
 mod sys;
 mod tensor;
 
+pub use arena::Arena;
 pub use backend::{Backend, Device, DeviceChoice, devices, load_backends};
 pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
 pub use cuda_ext::{Band, CudaExt, GraphCounters};
 pub use cupti::{Cupti, GpuActivity, GpuRecord, GpuRecording};
 pub use facts::{Change, NodeFact, Properties, TensorFact};
-pub use graph::{Arena, Graph, GraphBuilder, Node, NodeFlags, NodeInfo};
+pub use graph::{Graph, GraphBuilder, Node, NodeFlags, NodeInfo};
 pub use mapping::{MappedRange, Mapping};
 pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};
