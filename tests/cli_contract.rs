@@ -147,22 +147,12 @@ fn wrong_value_in_a_variable_is_wrong_usage() {
 #[test]
 fn closed_stdout_is_success() {
     let model = cli_support::model("tiny", "f32");
-    let mut child = command(&["inspect", "-m", cli_support::text(&model), "--json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-
-    let output = child.wait_with_output().unwrap();
-
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert_eq!(output.stderr, b"");
+    cli_support::ends_well_with_closed_stdout(command(&[
+        "inspect",
+        "-m",
+        cli_support::text(&model),
+        "--json",
+    ]));
 }
 
 /// The text of one section of `docs/json.md`.

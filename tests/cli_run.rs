@@ -145,22 +145,10 @@ fn text_that_is_no_utf8_is_kept_with_a_warning_and_its_offset() {
 
 #[test]
 fn closed_stdout_is_success() {
-    let mut child = tiny_command("run", &["-p", TEXT, "-n", "200", "-q"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-
-    let output = child.wait_with_output().unwrap();
-
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert_eq!(output.stderr, b"");
+    cli_support::ends_well_with_closed_stdout(tiny_command(
+        "run",
+        &["-p", TEXT, "-n", "200", "-q"],
+    ));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::gguf::{DType, GgufFile};
+use crate::gguf::{DType, GgufFile, TensorEntry};
+use crate::model::names;
 
 /// Bytes of each tensor that go into the fingerprint.
 const SAMPLE_BYTES: usize = 4096;
@@ -26,8 +27,8 @@ pub fn fingerprint(file: &GgufFile) -> String {
 /// The type that most bytes of the matrices of the layers have.
 pub(crate) fn matrix_type(file: &GgufFile) -> DType {
     let mut by_type: Vec<(DType, usize)> = Vec::new();
-    let in_layer = |name: &str| name.starts_with("blk.");
-    for tensor in file.tensors().iter().filter(|t| in_layer(&t.name)) {
+    let in_layer = |t: &&TensorEntry| names::layer_of(&t.name).is_some();
+    for tensor in file.tensors().iter().filter(in_layer) {
         let bytes = file.tensor_data(tensor).len();
         match by_type.iter_mut().find(|(dtype, _)| *dtype == tensor.dtype) {
             Some((_, sum)) => *sum += bytes,

@@ -185,27 +185,28 @@ mod tests {
     #[test]
     fn every_option_has_help() {
         check(&built(), &mut |command, argument| {
-            let help = argument
-                .get_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let help = help(argument);
             assert!(help.len() > 8, "{command}: {}: no help", argument.get_id());
         });
+    }
+
+    fn help(argument: &clap::Arg) -> String {
+        let help = argument.get_help().map(ToString::to_string);
+        help.unwrap_or_default()
+    }
+
+    fn takes_number(argument: &clap::Arg) -> bool {
+        let names = argument.get_value_names().unwrap_or_default();
+        names.iter().any(|name| NUMBERS.contains(&name.as_str()))
     }
 
     #[test]
     fn every_number_says_its_unit() {
         check(&built(), &mut |command, argument| {
-            let takes_number = argument
-                .get_value_names()
-                .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));
-            let help = argument
-                .get_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let help = help(argument);
             let has_unit = UNITS.iter().any(|unit| help.to_lowercase().contains(unit));
             assert!(
-                !takes_number || has_unit,
+                !takes_number(argument) || has_unit,
                 "{command}: {argument}: no unit in {help:?}"
             );
         });
@@ -214,18 +215,12 @@ mod tests {
     #[test]
     fn every_optional_number_shows_its_default() {
         check(&built(), &mut |command, argument| {
-            let takes_number = argument
-                .get_value_names()
-                .is_some_and(|names| names.iter().any(|name| NUMBERS.contains(&name.as_str())));
-            let help = argument
-                .get_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let help = help(argument);
             let is_shown = argument.is_required_set()
                 || !argument.get_default_values().is_empty()
                 || help.contains("default");
             assert!(
-                !takes_number || is_shown,
+                !takes_number(argument) || is_shown,
                 "{command}: {argument}: no default in {help:?}"
             );
         });

@@ -92,13 +92,7 @@ impl GraphBuilder {
     }
 
     pub(super) fn pointer(&self, id: TensorId) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
-        if id.graph != self.id {
-            return Err(GgmlError::ForeignTensor);
-        }
-        self.tensors
-            .get(id.index as usize)
-            .copied()
-            .ok_or(GgmlError::ForeignTensor)
+        find(self.id, &self.tensors, id)
     }
 
     /// Makes room for `n` headers; ggml would end the process when its context is full.
@@ -299,6 +293,18 @@ impl GraphBuilder {
     }
 }
 
+/// The tensor behind a handle of the graph `owner`.
+fn find(
+    owner: u32,
+    tensors: &[NonNull<sys::ggml_tensor>],
+    id: TensorId,
+) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
+    let tensor = tensors.get(id.index as usize).copied();
+    tensor
+        .filter(|_| id.graph == owner)
+        .ok_or(GgmlError::ForeignTensor)
+}
+
 /// Nodes of a live graph, in execution order.
 fn nodes(graph: NonNull<sys::ggml_cgraph>) -> Vec<*mut sys::ggml_tensor> {
     // SAFETY: the graph is alive.
@@ -334,13 +340,7 @@ impl std::fmt::Debug for Graph {
 
 impl Graph {
     pub(super) fn pointer(&self, id: TensorId) -> Result<NonNull<sys::ggml_tensor>, GgmlError> {
-        if id.graph != self.id {
-            return Err(GgmlError::ForeignTensor);
-        }
-        self.tensors
-            .get(id.index as usize)
-            .copied()
-            .ok_or(GgmlError::ForeignTensor)
+        find(self.id, &self.tensors, id)
     }
 
     pub(super) fn nodes(&self) -> Vec<*mut sys::ggml_tensor> {

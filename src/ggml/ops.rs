@@ -71,6 +71,15 @@ impl GraphBuilder {
         Ok(nb1)
     }
 
+    /// As `ggml_is_contiguous_1`: elements of a row lie together, rows at one distance.
+    fn has_even_rows(&self, id: TensorId) -> Result<bool> {
+        let (dims, [nb0, nb1, nb2, nb3]) = (self.dims(id)?, self.header(id)?.nb);
+        let matrix = nb1 * dims.ne(1);
+        Ok(nb0 as u64 == self.dtype(id)?.block_bytes()
+            && (dims.ne(2) == 1 || nb2 == matrix)
+            && (dims.ne(3) == 1 || nb3 == matrix * dims.ne(2)))
+    }
+
     fn is_contiguous(&self, id: TensorId) -> Result<bool> {
         let ptr = self.pointer(id)?;
         // SAFETY: the header is alive.
@@ -243,9 +252,13 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`] when the shapes differ.
     pub fn geglu(&mut self, gate: TensorId, up: TensorId) -> Result<TensorId> {
-        let same = self.dims(gate)? == self.dims(up)?;
-        // ggml_glu_impl: contiguous rows, same shape and type.
-        self.require("geglu", same, "two tensors of one shape", &[gate, up])?;
+        // ggml_glu_impl: ggml_is_contiguous_1, same shape and type.
+        let ok = self.dims(gate)? == self.dims(up)?
+            && self.dtype(gate)? == self.dtype(up)?
+            && self.has_even_rows(gate)?
+            && self.has_even_rows(up)?;
+        let expected = "two tensors of one type and shape, rows at equal distances";
+        self.require("geglu", ok, expected, &[gate, up])?;
         self.room(1)?;
         let (a, b) = (self.pointer(gate)?, self.pointer(up)?);
         // SAFETY: checked above.
@@ -373,3 +386,6 @@ impl GraphBuilder {
         self.push(t)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,6 +72,11 @@ pub const PER_LAYER_MODEL_PROJ: &str = "per_layer_model_proj.weight";
 /// Norm of that projection, `[n_embd_per_layer]`.
 pub const PER_LAYER_PROJ_NORM: &str = "per_layer_proj_norm.weight";
 
+/// The layer that a tensor belongs to: 3 of `blk.3.attn_q.weight`.
+pub fn layer_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
 macro_rules! layer_names {
     ($($(#[$doc:meta])* $name:ident = $suffix:literal;)*) => {
         $($(#[$doc])*

@@ -1,7 +1,7 @@
 //! Which layer each node of a graph belongs to, by the names of nodes and weights.
 
 use crate::ggml::NodeFact;
-use crate::model::Config;
+use crate::model::{Config, names};
 
 /// Where a node stands in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ fn mark(node: &NodeFact) -> Mark {
     }
     let weights = node.sources.iter().filter(|s| s.is_leaf);
     for weight in weights {
-        if let Some(il) = block(&weight.root_name) {
+        if let Some(il) = names::layer_of(&weight.root_name) {
             return Mark::Layer(il);
         }
     }
@@ -105,11 +105,6 @@ fn mark(node: &NodeFact) -> Mark {
 fn suffix(name: &str) -> Option<usize> {
     let name = name.split(" (").next().unwrap_or(name);
     name.rsplit_once('-')?.1.parse().ok()
-}
-
-/// `3` of `blk.3.attn_q.weight`.
-fn block(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -97,6 +97,21 @@ pub fn finish_with_input(mut command: Command, input: &[u8]) -> Run {
     Run::new(&command, output)
 }
 
+/// Runs a prepared command whose reader has gone before it writes: success, and no word.
+#[track_caller]
+pub fn ends_well_with_closed_stdout(mut command: Command) {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start g4prefill");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("wait for g4prefill");
+    let run = Run::new(&command, output);
+    run.code(0);
+    assert_eq!(run.stderr(), "");
+}
+
 /// A run that goes on: its stderr is read line by line, signals can be sent.
 pub struct Running {
     child: Child,

@@ -4,7 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use g4prefill::numerics::{argmax, gap, kl};
 use serde::Deserialize;
+
+use super::tolerance::own_bound;
 
 /// One model with its cases.
 #[derive(Deserialize)]
@@ -62,6 +65,22 @@ impl Fixture {
         fixture.weights = fixture.weights.to_lowercase();
         fixture.gguf = dir.join(&fixture.gguf);
         fixture
+    }
+
+    /// Two runs of one prompt, row by row: mean KL divergence in nats, and how many rows have
+    /// another most likely token although the first run's lead is clear for this type of weights.
+    pub fn divergence(&self, expected: &[f32], found: &[f32]) -> (f64, usize) {
+        assert_eq!(expected.len(), found.len());
+        let clear = own_bound(&format!("argmax-gap-{}", self.weights));
+        let rows = expected
+            .chunks(self.n_vocab)
+            .zip(found.chunks(self.n_vocab));
+        let (mut sum, mut n_other) = (0.0, 0);
+        for (a, b) in rows {
+            sum += kl(a, b);
+            n_other += usize::from(f64::from(gap(a)) > clear && argmax(a) != argmax(b));
+        }
+        (sum / (expected.len() / self.n_vocab) as f64, n_other)
     }
 
     /// Whether the model has experts.
