@@ -8,8 +8,6 @@
 
 mod cli_support;
 
-use std::process::Stdio;
-
 use cli_support::{command, g4prefill, text, tiny};
 
 #[test]

@@ -9,7 +9,6 @@
 mod cli_support;
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use cli_support::{
     command, finish_with_input, g4prefill, model, text, tiny, tiny_command, tiny_with_input,

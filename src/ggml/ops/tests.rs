@@ -52,7 +52,7 @@ fn rejects_products_whose_inner_dimensions_or_experts_differ() {
     assert!(mul_mat(&[64, 8], &[64, 3]));
     assert!(!mul_mat(&[64, 8], &[32, 3]));
     assert!(!mul_mat(&[64, 8, 2], &[64, 3, 3]));
-    let transposed = accepts(&[(F, &[64, 8, 4]), (F, &[64, 3])], |b, i| {
+    let transposed = accepts(&[(F, &[64, 8, 4]), (F, &[64, 3, 8])], |b, i| {
         let w = b.swap_1_2(i[0])?;
         b.mul_mat(w, i[1])
     });
@@ -167,7 +167,7 @@ fn rejects_shapes_views_and_types_that_do_not_fit_the_tensor() {
         let view = View {
             dims,
             nb1,
-            nb2: nb1 * n,
+            nb2: nb1.saturating_mul(n),
             offset,
         };
         accepts(&[(F, &[64, 8])], |b, i| b.view(i[0], view))
