@@ -176,7 +176,7 @@ fn t49_weights_that_give_no_numbers_are_an_error_in_every_command() {
     let logits = ["logits", "--ids", text(&ids), "-o", text(&out)];
 
     let logits = finish_with_input(command(&[&logits[..], &on].concat()), b"");
-    let run = finish_with_input(command(&[&["run"][..], &on].concat()), b"once");
+    let run = finish_with_input(command(&[&["run", "-p", "once"][..], &on].concat()), b"");
     let bench = [
         "bench",
         "--n-prompt",
