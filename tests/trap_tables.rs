@@ -288,7 +288,7 @@ fn t35_every_position_is_the_same_distribution_at_every_chunk_size() {
         };
         let whole = run(2048);
         for chunk in [1, 7, 8, 9, 63, 64, 65, 511, 512, 513] {
-            let (mean, n_other) = fixture.divergence(&whole, &run(chunk));
+            let (mean, n_other) = fixture.divergence(&fixture.weights, &whole, &run(chunk));
             println!("{name} chunk {chunk}: mean KL {mean:.1e}, another argmax {n_other}");
             assert!(
                 mean <= mean_bound,

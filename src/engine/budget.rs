@@ -379,6 +379,23 @@ impl Growth {
     }
 }
 
+/// Checks that `needed_bytes` for a context of `n_ctx` tokens are free.
+///
+/// # Errors
+/// [`BudgetError::DoesNotFit`], with the numbers. Unknown memory is no reason to refuse.
+pub fn fits_beside(n_ctx: usize, needed_bytes: u64, free: FreeMemory) -> Result<(), BudgetError> {
+    match free {
+        FreeMemory::Known(free_bytes) if needed_bytes > free_bytes => {
+            Err(BudgetError::DoesNotFit {
+                n_ctx,
+                needed_bytes,
+                free_bytes,
+            })
+        }
+        FreeMemory::Known(_) | FreeMemory::Unknown => Ok(()),
+    }
+}
+
 /// Checks that the logits of `n_rows` wanted rows fit into the host's free memory, beside
 /// read-back memory for `n_run_rows`, those of the largest run.
 ///

@@ -68,10 +68,11 @@ impl Fixture {
     }
 
     /// Two runs of one prompt, row by row: mean KL divergence in nats, and how many rows have
-    /// another most likely token although the first run's lead is clear for this type of weights.
-    pub fn divergence(&self, expected: &[f32], found: &[f32]) -> (f64, usize) {
+    /// another most likely token although the first run's lead is clear for weights resident as
+    /// `weights`.
+    pub fn divergence(&self, weights: &str, expected: &[f32], found: &[f32]) -> (f64, usize) {
         assert_eq!(expected.len(), found.len());
-        let clear = own_bound(&format!("argmax-gap-{}", self.weights));
+        let clear = own_bound(&format!("argmax-gap-{weights}"));
         let rows = expected
             .chunks(self.n_vocab)
             .zip(found.chunks(self.n_vocab));

@@ -84,6 +84,28 @@ impl Session {
         Ok(())
     }
 
+    /// Refuses a session's first call on a GPU when inputs, arena and what ggml-cuda takes by itself
+    /// have no room: it would end the process. From then on the backend holds its part.
+    fn check_first_run(&self, n_tokens: usize) -> Result<()> {
+        if self.engine.is_cpu() || self.counters.chunks > 0 {
+            return Ok(());
+        }
+        let (config, options) = (self.engine.config(), self.engine.options());
+        let device = DeviceTraits::of(&self.backend);
+        let resident = self.engine.weights_choice().resident();
+        let n_ctx = self.kv.n_ctx_rows;
+        let budget = policy::demand(config, options, &device, resident, n_tokens)
+            .check(n_ctx, resident, FreeMemory::Unknown)
+            .map_err(EngineError::from)?;
+        let (_, inputs, arena) = self.device_bytes();
+        let inputs = Some(budget.io_bytes).filter(|bytes| *bytes > inputs);
+        let needed_bytes = inputs
+            .unwrap_or(0)
+            .saturating_add(budget.arena_bytes.saturating_sub(arena));
+        budget::fits_beside(n_ctx, needed_bytes, self.free_memory()).map_err(EngineError::from)?;
+        Ok(())
+    }
+
     /// Grows the caches so that `n_tokens` more tokens fit.
     ///
     /// Old and new caches live at the same time until the rows are copied.
@@ -126,6 +148,7 @@ impl Session {
             .iter()
             .map(|s| InputLayout::new(config, *s, options))
             .collect();
+        self.check_first_run(chunks.iter().map(|c| c.n_tokens).sum())?;
         let total = layouts.iter().map(|l| l.total_bytes).max().unwrap_or(0);
         if total > self.block.bytes() {
             self.pool.clear(&self.backend);
