@@ -170,6 +170,10 @@ fn compile(manifest_dir: &Path, staged: &Path, lib_dir: &Path, cpu: &Cpu) -> Res
             .define("GGML_CPU_ALL_VARIANTS", "ON")
             .define("G4_CPU_FEATURES", ""),
     };
+    if env::var_os("CARGO_CFG_FUZZING").is_some() {
+        // Among them rustc's sanitizer, which the C++ compiler has another runtime for.
+        cmake.no_default_flags(true);
+    }
     for name in PASSED_ON {
         println!("cargo::rerun-if-env-changed={name}");
         if let Ok(value) = env::var(name) {
@@ -271,6 +275,8 @@ fn export(
     );
     // For `make bundle` and `make cuda-check`.
     println!("cargo::metadata=staged={}", staged.root.display());
+    // For packages that depend on this one: their executables need the folder as rpath.
+    println!("cargo::metadata=lib_dir={}", lib_dir.display());
     Ok(())
 }
 

@@ -3,6 +3,22 @@
 //! Data flows one way: GGUF file, then configuration and weights, then the graph, then the
 //! engine, then the command line.
 //!
+//! # Threads
+//!
+//! [`engine::Engine`], [`gguf::GgufFile`], [`model::Config`], [`tokenizer::Tokenizer`] and
+//! [`tokenizer::ChatTemplate`] are `Send` and `Sync`: share them. A [`engine::Session`] is `Send`
+//! and not `Sync`: it may move to another thread, one at a time uses it. Several engines, and
+//! sessions of several engines, may run at once. ggml's log goes to one place for the whole process
+//! ([`ggml::set_log_sink`]).
+//!
+//! # Panics
+//!
+//! No call panics on what it is given: files, texts, sizes and orders of calls that make no sense
+//! are errors. What ends the process instead of giving an error: an assertion of ggml or a failure
+//! of the device driver (abort), memory that the system does not have for small things (Rust's and
+//! C++'s allocators abort), and a model file that another process shortens while it is mapped
+//! (`SIGBUS`; [`ggml::on_lost_page`] gives a program the last word).
+//!
 //! # Embedding
 //!
 //! An [`Engine`](engine::Engine) is a model on a device; a [`Session`](engine::Session) is one

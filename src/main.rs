@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use g4prefill::cli::{self, Cli, Console, Interrupt, Outcome, SignalAction};
-use g4prefill::unfinished;
+use g4prefill::{ggml, unfinished};
 
 fn main() -> ExitCode {
     let cli = match Cli::from_command_line() {
@@ -50,6 +50,8 @@ fn main() -> ExitCode {
 /// becomes an error of that write instead of an end.
 fn install_signals(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).context("handle SIGXFSZ")?;
+    ggml::on_lost_page(exit_for).context("handle SIGBUS")?;
+    ggml::remove_unfinished_on_abort().context("handle SIGABRT")?;
     // What the parent process ignores for us (nohup, a job in the background) stays ignored.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter();
@@ -73,6 +75,13 @@ fn install_signals(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
         .spawn(listen)
         .context("start the thread that hears Ctrl-C")?;
     Ok(())
+}
+
+/// Ends the process in the middle of reading a mapped file.
+fn exit_for(reason: &str) {
+    unfinished::remove_all();
+    cli::to_stderr(format_args!("g4prefill: {reason}\n"));
+    signal_hook::low_level::exit(i32::from(cli::EXIT_ERROR))
 }
 
 /// Ends the process while other threads may be anywhere: nothing is unwound, no exit handler runs.

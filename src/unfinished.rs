@@ -31,6 +31,15 @@ pub fn remove_all() {
     }
 }
 
+/// [`remove_all`] for a handler of a signal: waits for nothing and allocates nothing.
+pub(crate) fn unlink_all() {
+    let Ok(live) = LIVE.try_lock() else { return };
+    for path in live.iter() {
+        // Nothing more can be done about a file that cannot be removed.
+        let _ = rustix::fs::unlink(path);
+    }
+}
+
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {

@@ -365,7 +365,7 @@ fn device_mask(
     let bytes = n_cols * n * 2;
     let at = (n * 4).next_multiple_of(256);
     let block = Block::allocate(backend, at + bytes, "test").expect("block");
-    let mut staging = Staging::new(backend.device(), 1, n * 4, true);
+    let mut staging = Staging::new(backend.device(), 1, n * 4, true).unwrap();
     staging
         .upload(backend, &block, |slot| {
             for (to, p) in slot.chunks_exact_mut(4).zip(pos) {
@@ -388,7 +388,7 @@ fn device_mask(
     let mut arena = Arena::new(backend).expect("arena");
     let graph = b.finish(&mut arena, backend).expect("graph");
     cuda.fill_mask(backend, &graph, m, p, band).expect("fill");
-    let mut memory = HostMemory::allocate(backend.device(), bytes, true);
+    let mut memory = HostMemory::allocate(backend.device(), bytes, true, "a test").unwrap();
     read_back(backend, &graph, m, &mut memory, bytes).expect("read");
     memory
         .bytes()

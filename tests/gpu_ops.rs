@@ -753,7 +753,7 @@ fn gpu_t08_slots_are_not_rewritten_while_their_upload_is_in_flight() {
     // 64 MiB take milliseconds, refilling the next slot takes about as long.
     let (n_uploads, len) = (24, 64 << 20);
     let block = Block::allocate(&cuda, n_uploads * len, "test").expect("block");
-    let mut staging = Staging::new(cuda.device(), 2, len, true);
+    let mut staging = Staging::new(cuda.device(), 2, len, true).unwrap();
     for i in 0..n_uploads {
         let byte = u8::try_from(i + 1).expect("small");
         let queued = staging.upload(&cuda, &block, |slot| -> Result<Vec<Span>, GgmlError> {

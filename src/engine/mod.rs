@@ -258,6 +258,7 @@ impl Engine {
             return Err(error);
         }
         let weights = plan.load(&file, &backend, options.n_threads, &mut report)?;
+        file.require_unchanged()?;
         support::check((&config, &weights), &options, device, &|node| {
             supports(&backend, node)
         })?;
@@ -399,6 +400,14 @@ impl Engine {
             n_gen,
         };
         PlanReport::with_loaded(&self.file, request, &self.choice)
+    }
+
+    /// Fails when weights are read where the file is mapped and it was written over.
+    pub(crate) fn require_unchanged(&self) -> Result<()> {
+        if self.weights.are_mapped() || self.options.switches.ple == Place::Host {
+            self.file.require_unchanged()?;
+        }
+        Ok(())
     }
 
     /// Starts a session with room for `n_reserve` tokens.

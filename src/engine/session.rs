@@ -32,7 +32,7 @@ use crate::engine::plan::{Chunk, Rows, plan};
 use crate::engine::policy::{self, POOL_LIMIT};
 use crate::engine::{ChunkRecorder, Engine, EngineError, PlanReport, ring};
 use crate::ggml::{
-    Arena, Backend, Band, Block, HostMemory, Span, Staging, read_back, set_abort_context,
+    Arena, Backend, Band, Block, GgmlError, HostMemory, Span, Staging, read_back, set_abort_context,
 };
 use crate::graph::VerifyGraph;
 use crate::graph::inputs::{InputOptions, MaskSlots, Masks};
@@ -94,8 +94,8 @@ impl Session {
         let arena = Arena::new(&backend)?;
         let device = backend.device();
         let block = Block::allocate(&backend, 256, "graph inputs")?;
-        let staging = Staging::new(device, 1, 0, false);
-        let logits_memory = HostMemory::allocate(device, 0, false);
+        let staging = Staging::new(device, 1, 0, false)?;
+        let logits_memory = HostMemory::allocate(device, 0, false, "logits")?;
         Ok(Self {
             pool: GraphPool::new(POOL_LIMIT),
             arena,
@@ -238,7 +238,7 @@ impl Session {
             n_prompt,
             rows,
             &ladder,
-            self.rows_for(self.n_past + n_prompt)?,
+            self.rows_for(self.n_past.saturating_add(n_prompt))?,
             limits,
         )
         .map_err(EngineError::from)?)
@@ -265,8 +265,8 @@ impl Session {
     /// # Errors
     /// No tokens, a token outside the vocabulary, more tokens than the context holds, logits or
     /// grown caches or checkpoints that do not fit into memory (nothing has changed then), out of
-    /// memory,
-    /// [`EngineError::Cancelled`].
+    /// memory, [`EngineError::Cancelled`], a model file that was written over while its weights are
+    /// used where they are mapped.
     ///
     /// # Aborts
     /// ggml ends the process when the device fails.
@@ -281,13 +281,10 @@ impl Session {
         let chunks = self.plan(tokens.len(), rows)?;
         self.check_logits(&chunks)?;
         self.check_checkpoints(tokens.len())?;
+        let mut logits = self.empty_logits(&chunks)?;
         self.ensure_context(tokens.len())?;
         self.prepare(&chunks)?;
         self.times.build += start.elapsed();
-        let mut logits = Logits {
-            n_vocab: self.engine.config().n_vocab,
-            ..Logits::default()
-        };
         let mut done = 0;
         for chunk in &chunks {
             if control.cancel.is_some_and(CancelToken::is_cancelled) {
@@ -324,6 +321,22 @@ impl Session {
             }
         }
         self.backend.synchronize();
+        self.engine.require_unchanged()?;
+        Ok(logits)
+    }
+
+    /// Room for the logits of all wanted rows.
+    fn empty_logits(&self, chunks: &[Chunk]) -> Result<Logits> {
+        let n_vocab = self.engine.config().n_vocab;
+        let mut logits = Logits {
+            n_vocab,
+            ..Logits::default()
+        };
+        let n_rows: usize = chunks.iter().map(|c| c.wanted.len()).sum();
+        let n = n_rows.saturating_mul(n_vocab);
+        let reserved = logits.data.try_reserve_exact(n);
+        let bytes = n.saturating_mul(size_of::<f32>());
+        reserved.map_err(|_| GgmlError::no_host_memory("logits of the wanted rows", bytes))?;
         Ok(logits)
     }
 

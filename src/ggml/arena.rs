@@ -91,15 +91,21 @@ impl Arena {
     /// [`GgmlError::Alloc`] when the buffer cannot grow.
     pub(super) fn place(&mut self, graph: NonNull<sys::ggml_cgraph>) -> Result<u64, GgmlError> {
         let before = self.bytes();
+        let galloc = self.shared.galloc.as_ptr();
+        // The allocator compares a graph with the last one it laid out, also when it had no memory
+        // for that: without a buffer it must lay out again.
         // SAFETY: allocator and graph are alive; inputs and weights already have addresses, so
-        // only intermediate results are placed. Placing one graph does not touch others: their
-        // tensors keep the addresses they were given.
-        let ok =
-            unsafe { sys::ggml_gallocr_alloc_graph(self.shared.galloc.as_ptr(), graph.as_ptr()) };
+        // only intermediate results are laid out.
+        let reserved = before > 0 || unsafe { sys::ggml_gallocr_reserve(galloc, graph.as_ptr()) };
+        // SAFETY: as above. Placing one graph does not touch others: their tensors keep the
+        // addresses they were given.
+        let ok = reserved && unsafe { sys::ggml_gallocr_alloc_graph(galloc, graph.as_ptr()) };
         if !ok {
+            // The smaller buffer is gone: graphs in it must not run.
+            self.shared.generation.fetch_add(1, Ordering::AcqRel);
             return Err(GgmlError::Alloc {
                 what: "compute arena",
-                bytes: 0,
+                bytes: self.needed_bytes(graph),
                 device: self.device.name(),
             });
         }
@@ -107,5 +113,16 @@ impl Arena {
             self.shared.generation.fetch_add(1, Ordering::AcqRel);
         }
         Ok(self.generation())
+    }
+    /// Bytes that a graph takes, for the message; the buffer is gone afterwards.
+    fn needed_bytes(&self, graph: NonNull<sys::ggml_cgraph>) -> u64 {
+        let mut bytes = 0_usize;
+        let (galloc, nodes) = (self.shared.galloc.as_ptr(), std::ptr::null());
+        // SAFETY: allocator and graph are alive; the allocator has one buffer, so it writes one
+        // number and needs no lists of buffers.
+        unsafe {
+            sys::ggml_gallocr_reserve_n_size(galloc, graph.as_ptr(), nodes, nodes, &raw mut bytes);
+        };
+        bytes as u64
     }
 }

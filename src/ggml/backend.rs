@@ -83,6 +83,7 @@ fn registered(name: &str) -> bool {
 }
 
 fn load_file(file: &Path) {
+    callbacks::set_abort_context(&format!("{} is loaded", file.display()));
     if let Some(path) = file.to_str().and_then(|p| CString::new(p).ok()) {
         // SAFETY: the path is NUL-terminated; the library is one of ours or the user's choice.
         unsafe { sys::ggml_backend_load(path.as_ptr()) };
@@ -98,6 +99,7 @@ fn load_from(dir: &Path, file_name: &str, reg_name: &str) {
         load_file(file);
     } else if let Some(path) = dir.to_str().and_then(|p| CString::new(p).ok()) {
         // Several variants: ggml scores them for this machine and takes the best.
+        callbacks::set_abort_context(&format!("a library of {} is loaded", dir.display()));
         // SAFETY: the path is NUL-terminated and only read.
         unsafe { sys::ggml_backend_load_all_from_path(path.as_ptr()) };
     }
@@ -182,6 +184,7 @@ pub fn load_backends(dir: Option<&Path>) -> Result<(), GgmlError> {
             load_from(dir, file_name, reg_name);
         }
     }
+    callbacks::set_abort_context("");
     if registered("CPU") {
         return Ok(());
     }

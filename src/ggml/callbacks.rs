@@ -39,6 +39,12 @@ pub fn set_abort_context(text: &str) {
     context.push_str(text);
 }
 
+/// What was set last; empty when nothing was, or it is being set now.
+pub(super) fn abort_context() -> String {
+    let context = ABORT_CONTEXT.try_lock();
+    context.map(|text| text.clone()).unwrap_or_default()
+}
+
 /// Takes ggml's last line of level [`LogLevel::Error`]: its reason where a call only says no.
 pub(super) fn take_last_error() -> Option<String> {
     let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +89,8 @@ extern "C" fn on_abort(message: *const c_char) {
             "g4prefill: ggml aborted: {}",
             text_of(message).trim_end()
         );
-        if let Ok(context) = ABORT_CONTEXT.try_lock() {
+        let context = abort_context();
+        if !context.is_empty() {
             let _ = writeln!(err, "g4prefill: while {context}");
         }
         drop(err);

@@ -3,23 +3,31 @@
 //! The map lives inside the fence because making one is `unsafe` in Rust. Nothing else of the
 //! file format is known here.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::Mmap;
+
+use super::callbacks;
+
+/// Files that are mapped now, with their length at that time in bytes.
+static MAPPED: Mutex<Vec<(PathBuf, u64)>> = Mutex::new(Vec::new());
 
 /// Maps a whole file for reading; unmapped on drop.
 ///
 /// # Aborts
 /// A file that another process *truncates* while it is mapped ends this process with `SIGBUS` on
-/// the next read of a lost page. That cannot be checked from here; replace model files by
+/// the next read of a lost page, unless [`super::on_lost_page`] says otherwise. Replace model files by
 /// renaming, not by writing over them.
 #[derive(Debug)]
 pub struct Mapping {
     map: Mmap,
+    file: File,
+    opened: Metadata,
+    path: PathBuf,
 }
 
 impl Mapping {
@@ -37,13 +45,31 @@ impl Mapping {
             ));
         }
         let file = File::open(path)?;
+        let opened = file.metadata()?;
         // SAFETY: the map is read-only and private to this value, which unmaps it on drop; every
         // borrow of its bytes is bounded by `&self`. Other processes can see and write the file:
         // we only ever hand out plain bytes that are copied or checked before use, so a changed
         // byte is a wrong number, not a broken invariant. Truncation is documented above. The
         // precondition "a file, open for reading" was checked by the two calls above.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Self { map })
+        let path = path.to_owned();
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.push((path.clone(), map.len() as u64));
+        drop(mapped);
+        Ok(Self {
+            map,
+            file,
+            opened,
+            path,
+        })
+    }
+
+    /// Whether length and time of the last change are what they were when the file was opened.
+    pub fn is_unchanged(&self) -> bool {
+        let same = |now: &Metadata| {
+            now.len() == self.opened.len() && now.modified().ok() == self.opened.modified().ok()
+        };
+        self.file.metadata().is_ok_and(|now| same(&now))
     }
 
     /// Borrows all bytes of the file.
@@ -96,6 +122,43 @@ impl MappedRange {
     }
 }
 
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = mapped.iter().position(|(path, _)| *path == self.path) {
+            mapped.swap_remove(at);
+        }
+    }
+}
+
+/// Says which mapped file has lost bytes.
+pub(super) fn lost_page() -> String {
+    let mapped = MAPPED.try_lock();
+    let mapped = mapped.as_deref().map(Vec::as_slice).unwrap_or_default();
+    for (path, opened) in mapped {
+        let now = std::fs::metadata(path).map_or(0, |m| m.len());
+        if now < *opened {
+            let path = path.display();
+            return format!(
+                "{path}: expected the {opened} bytes that were there when it was opened, found \
+                 {now}: a model file must not be written over while it is in use"
+            );
+        }
+    }
+    let context = callbacks::abort_context();
+    let context = if context.is_empty() {
+        String::new()
+    } else {
+        format!(" while {context}")
+    };
+    let names: Vec<String> = mapped.iter().map(|m| m.0.display().to_string()).collect();
+    format!(
+        "a page of a mapped file could not be read{context} (SIGBUS): a library or {} was cut, or \
+         its disk failed",
+        names.join(", ")
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +173,25 @@ mod tests {
 
         assert_eq!(Mapping::open(&full).unwrap().as_bytes(), b"abc");
         assert_eq!(Mapping::open(&empty).unwrap().as_bytes(), b"");
+    }
+
+    #[test]
+    fn sees_that_a_file_was_written_over_and_not_that_it_was_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"abc").unwrap();
+        let map = Mapping::open(&path).unwrap();
+        let other = dir.path().join("b");
+        std::fs::write(&other, b"xy").unwrap();
+
+        assert!(map.is_unchanged());
+        std::fs::rename(&other, &path).unwrap();
+        assert!(map.is_unchanged());
+        assert_eq!(map.as_bytes(), b"abc");
+
+        let map = Mapping::open(&path).unwrap();
+        std::fs::write(&path, b"xyz").unwrap();
+        assert!(!map.is_unchanged());
     }
 
     #[test]

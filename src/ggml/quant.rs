@@ -1,13 +1,13 @@
 //! Converting rows between tensor types with ggml's own routines, on all threads.
 
-use super::status::GgmlError;
+use super::status::{GgmlError, zeros};
 use super::sys;
 use crate::gguf::DType;
 
 /// Converts `n_rows` rows of `n_per_row` elements to BF16.
 ///
 /// # Errors
-/// [`GgmlError::Shape`] when the bytes do not match or the type has no conversion.
+/// [`GgmlError::Shape`] when the bytes do not match or the type has no conversion, out of memory.
 pub fn to_bf16(
     dtype: DType,
     data: &[u8],
@@ -16,7 +16,7 @@ pub fn to_bf16(
 ) -> Result<Vec<u8>, GgmlError> {
     let n_rows = row_count(dtype, data, n_per_row)?;
     let row_bytes = data.len() / n_rows.max(1);
-    let mut out = vec![0u8; n_rows * n_per_row * 2];
+    let mut out = zeros(n_rows * n_per_row * 2, "a weight that is converted")?;
     let rows_per_thread = n_rows.div_ceil(n_threads.max(1)).max(1);
     let result: Result<Vec<()>, GgmlError> = std::thread::scope(|scope| {
         let tasks: Vec<_> = data

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::backend::{Backend, Device};
 use super::graph::Graph;
-use super::status::GgmlError;
+use super::status::{GgmlError, zeros};
 use super::store::{Block, Buffer, range};
 use super::{sys, tensor::TensorId};
 
@@ -23,8 +23,17 @@ pub struct HostMemory {
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
-    /// Allocates `len` zeroed bytes; pinned if asked for and possible.
-    pub fn allocate(device: Device, len: usize, want_pinned: bool) -> Self {
+    /// Allocates `len` zeroed bytes; pinned if asked for and possible. `what` they are for goes into
+    /// the error.
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when memory is short.
+    pub fn allocate(
+        device: Device,
+        len: usize,
+        want_pinned: bool,
+        what: &'static str,
+    ) -> Result<Self, GgmlError> {
         let mut memory = Self {
             pinned: None,
             pageable: Vec::new(),
@@ -38,9 +47,9 @@ impl HostMemory {
             }
         }
         if memory.pinned.is_none() {
-            memory.pageable = vec![0; len];
+            memory.pageable = zeros(len, what)?;
         }
-        memory
+        Ok(memory)
     }
 
     /// Whether the memory is pinned.
@@ -122,23 +131,33 @@ pub struct Span {
 
 impl Staging {
     /// Makes `n_slots` slots of `slot_bytes`.
-    pub fn new(device: Device, n_slots: usize, slot_bytes: usize, want_pinned: bool) -> Self {
+    ///
+    /// # Errors
+    /// [`GgmlError::Alloc`] when memory is short.
+    pub fn new(
+        device: Device,
+        n_slots: usize,
+        slot_bytes: usize,
+        want_pinned: bool,
+    ) -> Result<Self, GgmlError> {
         let slots = (0..n_slots.max(1))
             .map(|_| {
                 // SAFETY: the device is registered; null means it has no events (CPU).
                 let event = unsafe { sys::ggml_backend_event_new(device.as_ptr()) };
-                Slot {
-                    memory: HostMemory::allocate(device, slot_bytes, want_pinned),
-                    event: NonNull::new(event).map(Event),
+                let event = NonNull::new(event).map(Event);
+                let memory = HostMemory::allocate(device, slot_bytes, want_pinned, "upload slots")?;
+                Ok(Slot {
+                    memory,
+                    event,
                     in_flight: false,
-                }
+                })
             })
-            .collect();
-        Self {
+            .collect::<Result<_, GgmlError>>()?;
+        Ok(Self {
             slots,
             next: 0,
             n_waits: 0,
-        }
+        })
     }
 
     /// Bytes of one slot.

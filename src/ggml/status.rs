@@ -134,6 +134,27 @@ pub enum GgmlError {
     },
 }
 
+impl GgmlError {
+    /// `n` bytes of host memory for `what` that the system does not have, found before Rust's own
+    /// allocation would end the process.
+    pub(crate) fn no_host_memory(what: &'static str, n: usize) -> Self {
+        Self::Alloc {
+            what,
+            bytes: n as u64,
+            device: "the host".to_owned(),
+        }
+    }
+}
+
+/// Zeroed bytes for `what`.
+pub(super) fn zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> {
+    let mut bytes = Vec::new();
+    let reserved = bytes.try_reserve_exact(n);
+    reserved.map_err(|_| GgmlError::no_host_memory(what, n))?;
+    bytes.resize(n, 0);
+    Ok(bytes)
+}
+
 /// Converts a `ggml_status` into a `Result`.
 pub(super) fn check(status: sys::ggml_status, what: &'static str) -> Result<(), GgmlError> {
     if status == sys::GGML_STATUS_SUCCESS {

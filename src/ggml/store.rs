@@ -25,7 +25,11 @@ const MAPPED_MIN: usize = 1 << 20;
 static NEXT_STORE: AtomicU32 = AtomicU32::new(1);
 
 /// An owned ggml context that holds only tensor headers.
-pub(super) struct Context(NonNull<sys::ggml_context>);
+pub(super) struct Context {
+    context: NonNull<sys::ggml_context>,
+    /// Where the headers are: ggml aborts when it cannot allocate them itself.
+    _memory: Vec<u128>,
+}
 
 impl Context {
     /// Makes a context for `n_tensors` headers and, optionally, a graph of as many nodes.
@@ -37,30 +41,33 @@ impl Context {
             // SAFETY: pure arithmetic on the node count.
             bytes += unsafe { sys::ggml_graph_overhead_custom(n_tensors, false) };
         }
+        let no_memory = || GgmlError::no_host_memory("tensor headers", bytes);
+        let mut memory: Vec<u128> = Vec::new();
+        let n = bytes.div_ceil(size_of::<u128>());
+        memory.try_reserve_exact(n).map_err(|_| no_memory())?;
         let params = sys::ggml_init_params {
             mem_size: bytes,
-            mem_buffer: std::ptr::null_mut(),
+            mem_buffer: memory.as_mut_ptr().cast(),
             no_alloc: true,
         };
-        // SAFETY: a null mem_buffer makes ggml allocate; the context is freed in Drop.
-        NonNull::new(unsafe { sys::ggml_init(params) })
-            .map(Self)
-            .ok_or(GgmlError::Alloc {
-                what: "tensor headers",
-                bytes: bytes as u64,
-                device: "host".to_owned(),
-            })
+        // SAFETY: the memory has room for `mem_size` bytes, is aligned to 16 as ggml asks, is
+        // touched by nobody else and lives as long as the context, which is freed in Drop.
+        let context = NonNull::new(unsafe { sys::ggml_init(params) }).ok_or_else(no_memory)?;
+        Ok(Self {
+            context,
+            _memory: memory,
+        })
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ggml_context {
-        self.0.as_ptr()
+        self.context.as_ptr()
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: created by ggml_init, freed once; tensors in it are not used after their owner.
-        unsafe { sys::ggml_free(self.0.as_ptr()) };
+        unsafe { sys::ggml_free(self.context.as_ptr()) };
     }
 }
 

@@ -122,6 +122,10 @@ pub enum GgufError {
     #[error("{path}: cannot map the file", path = path.display())]
     Io { path: PathBuf, source: io::Error },
 
+    /// The file was written over while it was read.
+    #[error("{path}: expected the file as it was opened, found one that was written since: replace model files by renaming", path = path.display())]
+    Changed { path: PathBuf },
+
     /// The file does not start with `GGUF`.
     #[error("{path}: expected the magic \"GGUF\" at byte 0, found {found:02x?}", path = path.display())]
     Magic { path: PathBuf, found: [u8; 4] },

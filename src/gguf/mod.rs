@@ -154,6 +154,18 @@ impl GgufFile {
             .collect()
     }
 
+    /// Fails when a file was written over since it was opened: what was read may be a mixture.
+    ///
+    /// # Errors
+    /// [`GgufError::Changed`].
+    pub fn require_unchanged(&self) -> Result<(), GgufError> {
+        let changed = self.maps.iter().position(|map| !map.is_unchanged());
+        match changed.and_then(|i| self.paths.get(i)) {
+            Some(path) => Err(GgufError::Changed { path: path.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// Reads shards 2 to `n_split` and compares each with the first.
     fn add_shards(&mut self, n_split: u64) -> Result<(), GgufError> {
         let path = self.metadata.path().to_path_buf();

@@ -167,6 +167,11 @@ impl Weights {
         Ok(b.import(&self.store, id)?)
     }
 
+    /// Whether some are read where the file is mapped.
+    pub fn are_mapped(&self) -> bool {
+        self.store.mapped_bytes() > 0
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         self.store.bytes()

@@ -8,6 +8,7 @@ use minijinja::{Environment, ErrorKind, context};
 use serde::Serialize as _;
 
 use super::error::TokenizerError;
+use super::template_limits::{self, Output};
 use crate::gguf::GgufFile;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
@@ -15,8 +16,9 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const BOS_ID: &str = "tokenizer.ggml.bos_token_id";
 const EOS_ID: &str = "tokenizer.ggml.eos_token_id";
 
-/// Steps a template may take: enough for any conversation, and an endless loop still ends.
-const FUEL: u64 = 50_000_000;
+/// Steps a template may take: enough for any conversation, and an endless loop still ends. A fuzz
+/// target runs a million templates.
+const FUEL: u64 = if cfg!(fuzzing) { 50_000 } else { 50_000_000 };
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -63,8 +65,7 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(FUEL));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        template_limits::install(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", |format: &str| {
             strftime(format, seconds_since_epoch())
@@ -96,10 +97,13 @@ impl ChatTemplate {
             bos_token => self.bos,
             eos_token => self.eos,
         };
+        let mut output = Output::default();
         self.environment
             .get_template(TEMPLATE)
-            .and_then(|template| template.render(values))
-            .map_err(|error| describe(&error))
+            .and_then(|template| template.render_captured_to(values, &mut output).map(drop))
+            .map_err(|error| describe(&error))?;
+        // The engine writes strings only.
+        Ok(String::from_utf8_lossy(&output.0).into_owned())
     }
 }
 
@@ -140,6 +144,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     };
     let mut json = Vec::new();
     if let Some(n) = indent.filter(|&n| n > 0) {
+        template_limits::check("tojson: indent", n)?;
         let spaces = " ".repeat(n);
         let pretty = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
         let mut to = serde_json::Serializer::with_formatter(&mut json, pretty);
@@ -301,6 +306,34 @@ mod tests {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}\
                       {% endfor %}";
         assert!(render(source).is_err());
+    }
+
+    #[test]
+    fn a_number_of_the_template_makes_no_text_or_list_of_any_length() {
+        for source in [
+            "{{ 'a\nb' | indent(9999999999999999999) }}",
+            "{{ 'a\nb' | indent(width=200000) }}",
+            "{{ [1] | tojson(indent=9999999999999999) }}",
+            "{{ [1] | batch(9999999999999999, 0) | list }}",
+            "{{ [1] | slice(9999999999999999) | list }}",
+            "{{ '%9999999999d' | format(1) }}",
+            "{{ '{:9999999999}'.format(1) }}",
+            "{{ '{:.99999999999999999999f}'.format(1.5) }}",
+        ] {
+            let error = render(source).unwrap_err().to_string();
+            assert!(error.contains("at most 100000"), "{source}: {error}");
+        }
+        assert_eq!(render("{{ 'a\nb' | indent(2) }}").unwrap(), "a\n  b");
+        assert_eq!(render("{{ '%3d' | format(1) }}").unwrap(), "  1");
+        assert_eq!(render("{{ '{:3}'.format(1) }}").unwrap(), "  1");
+        assert_eq!(render("{{ [1, 2] | batch(1) | length }}").unwrap(), "2");
+    }
+
+    #[test]
+    fn a_text_that_grows_without_end_is_an_error() {
+        let source = "{% set x = 'a' * 90000000 %}{% for a in range(99) %}{{ x }}{% endfor %}";
+        let error = render(source).unwrap_err().to_string();
+        assert!(error.contains("at most 268435456 bytes"), "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod decoder;
 mod error;
 mod merge;
 mod special;
+mod template_limits;
 mod vocab;
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ pub fn run_on(
     b.output(out)?;
     let mut arena = Arena::new(backend)?;
     let mut graph = b.finish(&mut arena, backend)?;
-    let mut staging = Staging::new(backend.device(), 1, total, false);
+    let mut staging = Staging::new(backend.device(), 1, total, false).expect("memory");
     staging.upload(backend, &block, |slot| -> Result<Vec<Span>, GgmlError> {
         for (input, &offset) in inputs.iter().zip(&offsets) {
             slot[offset..offset + input.bytes.len()].copy_from_slice(&input.bytes);
@@ -100,7 +100,8 @@ pub fn run_on(
         }])
     })?;
     graph.compute(backend)?;
-    let mut memory = HostMemory::allocate(backend.device(), n * 4, false);
+    let mut memory =
+        HostMemory::allocate(backend.device(), n * 4, false, "a test").expect("memory");
     read_back(backend, &graph, out, &mut memory, n * 4)?;
     let values = memory
         .bytes()

@@ -167,7 +167,7 @@ impl Session {
             self.backend.synchronize();
             let n_slots = policy::upload_slots(self.engine.is_cpu(), host_masks);
             let device = self.backend.device();
-            self.staging = Staging::new(device, n_slots, slot_bytes, !self.engine.is_cpu());
+            self.staging = Staging::new(device, n_slots, slot_bytes, !self.engine.is_cpu())?;
         }
         let n_logits = shapes
             .iter()
@@ -178,7 +178,7 @@ impl Session {
         if logit_bytes > self.logits_memory.bytes().len() {
             let pinned = self.engine.options().switches.readback == Readback::Pinned;
             let device = self.backend.device();
-            self.logits_memory = HostMemory::allocate(device, logit_bytes, pinned);
+            self.logits_memory = HostMemory::allocate(device, logit_bytes, pinned, "logits")?;
         }
         if self.engine.options().switches.replay && shapes.len() <= POOL_LIMIT {
             // A second round only when placing a graph moved the arena.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{GateUp, LayerPle, LayerWeights, MoeWeights, PleWeights, QkvMatrix, WeightId, Weights};
 use crate::Result;
-use crate::ggml::{Backend, Dims, MappedRange, Store, TensorSpec, to_bf16};
+use crate::ggml::{Backend, Dims, GgmlError, MappedRange, Store, TensorSpec, to_bf16};
 use crate::gguf::{DType, GgufFile, TensorEntry};
 use crate::model::{Config, ConfigError, LayerConfig, names};
 
@@ -123,9 +123,7 @@ impl WeightsPlan {
         let mut store = Store::place_weights(backend, &specs, &as_they_are)?;
         let (total, mut done) = (self.bytes(), 0);
         for (index, (item, same)) in self.items.iter().zip(&as_they_are).enumerate() {
-            let id = store
-                .id(index)
-                .ok_or(crate::ggml::GgmlError::ForeignTensor)?;
+            let id = store.id(index).ok_or(GgmlError::ForeignTensor)?;
             match same {
                 // Rows of tables are read as prompts need them.
                 Some(same) if store.is_mapped(id) && !item.is_sparse => {
@@ -135,6 +133,10 @@ impl WeightsPlan {
                 Some(same) => store.write(id, 0, same.as_bytes())?,
                 None => {
                     let mut bytes = Vec::new();
+                    let n = store.tensor_bytes(id)?;
+                    bytes.try_reserve_exact(n).map_err(|_| {
+                        GgmlError::no_host_memory("a weight that is joined or converted", n)
+                    })?;
                     for part in &item.parts {
                         append(file, part, item.spec.dtype, n_threads, &mut bytes)?;
                     }
