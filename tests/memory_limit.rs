@@ -1,0 +1,100 @@
+//! A session that runs out of memory in the middle of its work, and goes on when there is some.
+//!
+//! The limit is the process's, so this program has one test.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed assumption fails the test"
+)]
+#![expect(clippy::result_large_err, reason = "the library's own error")]
+
+mod support;
+
+use g4prefill::Error;
+use g4prefill::engine::{EngineOptions, PrefillControl, Rows, Session};
+use g4prefill::ggml::GgmlError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use support::{Fixture, bits, cpu_options, load, prefill, random_tokens};
+
+/// Address space in use, in bytes.
+fn used() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// Runs `work` with at most `more` bytes of address space beyond what is in use.
+fn with_limit<T>(more: u64, work: impl FnOnce() -> T) -> T {
+    let before = getrlimit(Resource::As);
+    let limit = Rlimit {
+        current: Some(used() + more),
+        maximum: before.maximum,
+    };
+    setrlimit(Resource::As, limit).unwrap();
+    let result = work();
+    setrlimit(Resource::As, before).unwrap();
+    result
+}
+
+/// Free memory in the heap for small things, which Rust cannot do without: what is large has to be
+/// asked of the system.
+fn heap_with_room() -> Vec<u8> {
+    let pieces: Vec<Vec<u8>> = (0..64).map(|_| vec![1; 60 << 10]).collect();
+    let last = vec![1; 60 << 10];
+    drop(pieces);
+    last
+}
+
+fn read(session: &mut Session, tokens: &[u32]) -> g4prefill::Result<Vec<u32>> {
+    let logits = session.prefill(tokens, &Rows::Last, &mut PrefillControl::default())?;
+    Ok(bits(&logits.data))
+}
+
+#[test]
+fn a_session_that_ran_out_of_memory_goes_on_with_the_right_bits() {
+    let options = EngineOptions {
+        n_ctx: 8192,
+        // Large inputs, and an arena that grows with the prompt.
+        chunk: 2048,
+        ..cpu_options()
+    };
+    let engine = load(&Fixture::load("c-dense-f32").gguf, options);
+    let tokens = random_tokens(2000, engine.config().n_vocab, 1);
+    let (short, long) = (&tokens[..40], &tokens[..]);
+    let expect = |tokens: &[u32]| {
+        let mut session = engine.session(4096).unwrap();
+        bits(&prefill(&mut session, tokens, &Rows::Last).data)
+    };
+    let (short_bits, long_bits) = (expect(short), expect(long));
+    let _last = heap_with_room();
+    let mut what = std::collections::BTreeSet::new();
+    let mut n_refused = 0;
+    for mib in [1, 3, 8, 20, 30, 45, 60] {
+        let mut session = engine.session(4096).unwrap();
+        // A graph of a short prompt is in the pool and in the arena.
+        assert_eq!(read(&mut session, short).unwrap(), short_bits);
+        session.reset();
+        // Twice: the second try meets what the first left.
+        for _ in 0..2 {
+            match with_limit(mib << 20, || read(&mut session, long)) {
+                Ok(found) => assert_eq!(found, long_bits, "{mib} MiB"),
+                Err(Error::Ggml(GgmlError::Alloc { what: w, bytes, .. })) => {
+                    assert!(bytes > 0, "{w}");
+                    what.insert(w);
+                    n_refused += 1;
+                }
+                Err(other) => panic!("{mib} MiB: {other:?}"),
+            }
+            session.reset();
+        }
+        // The pooled graph, whose memory may be gone, and then the long one.
+        assert_eq!(read(&mut session, short).unwrap(), short_bits, "{mib} MiB");
+        session.reset();
+        assert_eq!(read(&mut session, long).unwrap(), long_bits, "{mib} MiB");
+    }
+    assert!(
+        what.contains("compute arena") && n_refused > 3,
+        "{n_refused}: {what:?}"
+    );
+}
