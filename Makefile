@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check
+.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
 
 build:
 	$(CARGO) build --release
@@ -66,3 +66,11 @@ vocab:
 # The profile's page in a real browser: installs Debian's Chromium where no browser is.
 browser-check:
 	scripts/browser-check.sh
+
+# Fuzz targets, FUZZ_SECONDS each (docs/fuzzing.md): needs a nightly toolchain and cargo-fuzz.
+fuzz:
+	scripts/fuzz.sh
+
+# The CPU tests under valgrind: half an hour and more.
+memcheck:
+	scripts/memcheck.sh
