@@ -409,7 +409,7 @@ fn check_mask_rows(backend: &Backend, n_cols: usize, n_rows: usize, rows: &[usiz
     let positions: Vec<i32> = (first..n_cols)
         .map(|p| i32::try_from(p).expect("small"))
         .collect();
-    let mut staging = Staging::new(backend.device(), 1, n_rows * 4, true);
+    let mut staging = Staging::new(backend.device(), 1, n_rows * 4, true).unwrap();
     let uploaded = staging.upload(backend, &block, |slot| {
         for (to, p) in slot.chunks_exact_mut(4).zip(&positions) {
             to.copy_from_slice(&p.to_le_bytes());

@@ -121,7 +121,7 @@ pub fn read_range(backend: &Backend, block: &Block, offset: usize, len: usize) -
         .expect("input");
     let mut arena = Arena::new(backend).expect("arena");
     let graph = b.finish(&mut arena, backend).expect("graph");
-    let mut memory = HostMemory::allocate(backend.device(), len, true);
+    let mut memory = HostMemory::allocate(backend.device(), len, true, "a test").expect("memory");
     read_back(backend, &graph, input, &mut memory, len).expect("read");
     memory.bytes()[..len].to_vec()
 }
