@@ -37,9 +37,10 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     for &id in &ids {
         bytes.extend(tokenizer.token_bytes(id).unwrap());
     }
-    // Plain text of the scheme without a space prefix comes back as it was; the mark for a space
-    // in a text is one that cannot be told from a space.
-    let is_plain = !options.add_bos && !options.parse_special && how & 1 == 0;
+    // Plain text of the scheme without a space prefix comes back as it was, where no token is
+    // user-defined (those print their mark for a space, as llama.cpp prints it); the mark in a text
+    // cannot be told from a space.
+    let is_plain = !options.add_bos && !options.parse_special && how & 3 == 0;
     if let Ok(text) = std::str::from_utf8(text)
         && is_plain
         && !text.contains('\u{2581}')
