@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::arena::{Arena, ArenaShared};
 use super::backend::Backend;
+use super::block::Block;
 use super::status::GgmlError;
-use super::store::{Block, Context, Store, StoreId};
+use super::store::{Context, Store, StoreId};
 use super::sys;
 use super::tensor::{Dims, TensorId, check_new};
 use crate::gguf::DType;

@@ -12,6 +12,7 @@
 
 mod arena;
 mod backend;
+mod block;
 mod by_node;
 mod callbacks;
 mod cuda_ext;
@@ -32,6 +33,7 @@ mod tensor;
 
 pub use arena::Arena;
 pub use backend::{Backend, Device, DeviceChoice, devices, load_backends};
+pub use block::Block;
 pub use callbacks::{LogLevel, set_abort_context, set_log_sink};
 pub use cuda_ext::{Band, CudaExt, GraphCounters};
 pub use cupti::{Cupti, GpuActivity, GpuRecord, GpuRecording};
@@ -43,5 +45,5 @@ pub use quant::{dequantize_row, to_bf16};
 pub use signals::{on_lost_page, remove_unfinished_on_abort};
 pub use staging::{HostMemory, Span, Staging, read_back};
 pub use status::GgmlError;
-pub use store::{Block, Store, StoreId, TensorSpec};
+pub use store::{Store, StoreId, TensorSpec};
 pub use tensor::{Dims, TensorId};

@@ -6,9 +6,10 @@
 use std::ptr::NonNull;
 
 use super::backend::{Backend, Device};
+use super::block::Block;
 use super::graph::Graph;
 use super::status::{GgmlError, zeros};
-use super::store::{Block, Buffer, range};
+use super::store::{Buffer, range};
 use super::{sys, tensor::TensorId};
 
 /// Host bytes, pinned if possible.
