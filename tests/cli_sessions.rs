@@ -165,7 +165,7 @@ fn file_that_is_no_fitting_session_is_refused_with_both_sides() {
     refused(&[&load[..], &["--chunk", "64", "--kv-type", "q8_0"]].concat())
         .says("load session")
         .says("needs K/V caches of type f16, found q8_0");
-    refused(&load).says("needs chunks of 64, found 2048");
+    refused(&load).says("needs chunks of 64, found 256");
     let mut bytes = std::fs::read(&file).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
