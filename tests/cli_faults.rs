@@ -19,7 +19,7 @@ use g4prefill::engine::{Engine, EngineOptions, Logits, PrefillControl, Rows};
 use g4prefill::ggml::DeviceChoice;
 
 use cli_support::{
-    Run, command, finish, ids_file, in_shell, model, names_in, start, text, tiny_command,
+    Run, Running, command, finish, ids_file, in_shell, model, names_in, start, text, tiny_command,
 };
 
 fn limited(kib: u64, command: &Command) -> Run {
@@ -188,32 +188,40 @@ fn copy_of_model(folder: &Path) -> std::path::PathBuf {
     path
 }
 
-#[test]
-fn file_that_is_shortened_while_it_is_used_is_an_error_with_its_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = copy_of_model(folder.path());
-    let out = folder.path().join("session");
-    let n_ctx = "300000";
+/// A run that has begun to generate up to `n` tokens.
+fn run_that_generates(path: &Path, n: &str, more: &[&str]) -> Running {
     let args = [
         "run",
         "-m",
-        text(&path),
+        text(path),
         "--device",
         "cpu",
         "--ple",
         "host",
         "-p",
         "the",
-        "-n",
-        "200000",
-        "--n-ctx",
-        n_ctx,
         "-v",
-        "--save-session",
-        text(&out),
     ];
-    let mut run = start(command(&args));
+    let mut run = start(command(&[&args[..], &["-n", n], more].concat()));
     run.wait_for("generation of at most");
+    run
+}
+
+fn cpu_options() -> EngineOptions {
+    EngineOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: 1,
+        ..EngineOptions::default()
+    }
+}
+
+#[test]
+fn file_that_is_shortened_while_it_is_used_is_an_error_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = copy_of_model(folder.path());
+    let out = folder.path().join("session");
+    let more = ["--n-ctx", "300000", "--save-session", text(&out)];
+    let run = run_that_generates(&path, "200000", &more);
 
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(4096).unwrap();
@@ -232,22 +240,7 @@ fn file_that_is_replaced_by_renaming_while_it_is_used_goes_on_as_it_was() {
     let path = copy_of_model(folder.path());
     let other = folder.path().join("other");
     std::fs::write(&other, "not a model").unwrap();
-    let args = [
-        "run",
-        "-m",
-        text(&path),
-        "--device",
-        "cpu",
-        "--ple",
-        "host",
-        "-p",
-        "the",
-        "-n",
-        "400",
-        "-v",
-    ];
-    let mut run = start(command(&args));
-    run.wait_for("generation of at most");
+    let run = run_that_generates(&path, "400", &[]);
 
     std::fs::rename(&other, &path).unwrap();
 
@@ -259,13 +252,8 @@ fn file_that_is_written_over_while_it_is_loaded_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = copy_of_model(folder.path());
     let bytes = std::fs::read(&path).unwrap();
-    let options = EngineOptions {
-        device: DeviceChoice::Cpu,
-        n_threads: 1,
-        ..EngineOptions::default()
-    };
     let mut is_written = false;
-    let result = Engine::load(&path, options, &mut |progress| {
+    let result = Engine::load(&path, cpu_options(), &mut |progress| {
         if progress.done_bytes > 0 && !is_written {
             std::fs::OpenOptions::new()
                 .write(true)
@@ -288,12 +276,7 @@ fn file_that_is_written_over_while_its_weights_are_used_gives_no_answer() {
     let folder = tempfile::tempdir().unwrap();
     let path = copy_of_model(folder.path());
     let bytes = std::fs::read(&path).unwrap();
-    let options = EngineOptions {
-        device: DeviceChoice::Cpu,
-        n_threads: 1,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&path, options, &mut |_| {}).unwrap();
+    let engine = Engine::load(&path, cpu_options(), &mut |_| {}).unwrap();
     let mut session = engine.session(64).unwrap();
     let mut read = || -> anyhow::Result<Logits> {
         Ok(session.prefill(&[2, 9], &Rows::Last, &mut PrefillControl::default())?)

@@ -10,25 +10,16 @@ mod support;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use g4prefill::engine::{EngineOptions, Rows};
 use g4prefill::peer::{self, Llama, PeerOptions};
 use g4prefill::synth::{self, Spec, WeightType};
-use support::{cpu_options, load, prefill, random_tokens};
+use support::{cpu_options, load, prefill, process_bytes, random_tokens};
 
 /// Length of the prompt, in tokens.
 const N_PROMPT: usize = 2048;
 /// Tokens decoded behind it.
 const N_DECODE: usize = 4;
-
-/// Most memory that this process ever had resident, in KiB (`VmHWM` of Linux).
-fn peak_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
-    let number = line.and_then(|line| line.split_whitespace().nth(1));
-    number.and_then(|n| n.parse().ok()).expect("VmHWM in KiB")
-}
 
 /// The model of a part's process, and where its result goes.
 fn files() -> (PathBuf, PathBuf) {
@@ -51,7 +42,7 @@ fn part_ours() {
     for id in &ids[N_PROMPT..] {
         prefill(&mut session, &[*id], &Rows::Last);
     }
-    std::fs::write(out, peak_kib().to_string()).expect("a file");
+    std::fs::write(out, (process_bytes("VmHWM") >> 10).to_string()).expect("a file");
 }
 
 #[test]
@@ -70,13 +61,12 @@ fn part_llama_cpp() {
     for id in &ids[N_PROMPT..] {
         llama.eval(&[*id], peer::Rows::Last).expect("logits");
     }
-    std::fs::write(out, peak_kib().to_string()).expect("a file");
+    std::fs::write(out, (process_bytes("VmHWM") >> 10).to_string()).expect("a file");
 }
 
 fn peak_of(part: &str, model: &Path, dir: &Path) -> u64 {
     let out = dir.join(part);
-    let status = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", part, "--ignored"])
+    let status = support::part(part)
         .env("G4_TEST_MODEL", model)
         .env("G4_TEST_OUT", &out)
         .status();

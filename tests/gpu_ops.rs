@@ -12,7 +12,6 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
 use g4prefill::engine::{EngineOptions, Rows, mask};
 use g4prefill::ggml::{
@@ -662,9 +661,8 @@ fn gpu_attention_agrees_with_the_shipped_kernels() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, disable: Option<&str>| -> Vec<f32> {
         let out = dir.path().join(name);
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let mut command = support::part("gpu_attention_part");
         command
-            .args(["--exact", "gpu_attention_part", "--ignored"])
             .env("G4_TEST_OUT", &out)
             .env_remove("GGML_G4_DISABLE");
         if let Some(list) = disable {

@@ -14,7 +14,6 @@ mod support;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -480,29 +479,13 @@ fn gpu_t35_every_position_is_the_same_distribution_at_every_chunk_size() {
     if !gpu("gpu_t35_every_position_is_the_same_distribution_at_every_chunk_size") {
         return;
     }
-    let mean_bound = own_bound("chunk-kl");
     for name in ["a-e4b-f32", "b-e2b-f32", "c-dense-f32", "c-dense-bf16"] {
         let fixture = Fixture::load(name);
         let tokens = random_tokens(2000, fixture.n_vocab, 38);
-        let run = |chunk| {
-            let engine = load(&fixture.gguf, options(chunk, Switches::default()));
-            let mut session = engine.session(tokens.len()).expect("session");
-            let first = prefill(&mut session, &tokens, &Rows::All).data;
-            session.reset();
-            let again = prefill(&mut session, &tokens, &Rows::All).data;
-            assert!(bits(&first) == bits(&again), "{name} chunk {chunk}: twice");
-            first
-        };
-        let whole = run(2048);
-        for chunk in [1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1024] {
-            let (mean, n_other) = fixture.divergence("bf16", &whole, &run(chunk));
-            println!("{name} chunk {chunk}: mean KL {mean:.1e}, another argmax {n_other}");
-            assert!(
-                mean <= mean_bound,
-                "{name} chunk {chunk}: mean KL {mean:.1e}"
-            );
-            assert_eq!(n_other, 0, "{name} chunk {chunk}: rows with another argmax");
-        }
+        let chunks = [1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1024];
+        fixture.assert_same_at_every_chunk("bf16", &tokens, &chunks, |chunk| {
+            options(chunk, Switches::default())
+        });
     }
 }
 
@@ -589,8 +572,8 @@ fn gpu_t38_the_largest_bucket_may_come_first() {
     if !gpu("gpu_t38_the_largest_bucket_may_come_first") {
         return;
     }
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "gpu_t38_part", "--ignored", "--nocapture"])
+    let output = support::part("gpu_t38_part")
+        .arg("--nocapture")
         .output()
         .expect("a process");
     let (out, err) = (output.stdout, output.stderr);

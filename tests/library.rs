@@ -20,7 +20,7 @@ use g4prefill::ggml::Backend;
 use g4prefill::gguf::GgufFile;
 use g4prefill::model::Config;
 use g4prefill::tokenizer::{ChatTemplate, Tokenizer};
-use support::{Fixture, bits, cpu_options, load, prefill, random_tokens};
+use support::{Fixture, bits, cpu_options, load, prefill, process_bytes, random_tokens};
 
 /// The tests of this program measure the process: one at a time.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -81,18 +81,10 @@ fn engine_is_shared_between_threads_and_a_session_moves_between_them() {
     assert!(results.iter().all(|found| *found == expected));
 }
 
-/// Resident memory of this process in bytes.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kib << 10
-}
-
 #[test]
 fn a_thousand_sessions_leave_no_memory_behind() {
     /// Far below a thousand of the smallest thing that a session owns (a graph: tens of KiB).
-    const MOST: usize = 4 << 20;
+    const MOST: u64 = 4 << 20;
     let _alone = alone();
     let engine = engine(16);
     let tokens = random_tokens(20, engine.config().n_vocab, 2);
@@ -104,11 +96,11 @@ fn a_thousand_sessions_leave_no_memory_behind() {
     for _ in 0..50 {
         use_one();
     }
-    let before = resident();
+    let before = process_bytes("VmRSS");
     for _ in 0..1000 {
         use_one();
     }
-    let after = resident();
+    let after = process_bytes("VmRSS");
     assert!(
         after < before + MOST,
         "{before} bytes before, {after} after 1000 sessions"

@@ -18,20 +18,13 @@ use g4prefill::Error;
 use g4prefill::engine::{EngineOptions, PrefillControl, Rows, Session};
 use g4prefill::ggml::GgmlError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{Fixture, bits, cpu_options, load, prefill, random_tokens};
-
-/// Address space in use, in bytes.
-fn used() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
-    pages * rustix::param::page_size() as u64
-}
+use support::{Fixture, bits, cpu_options, load, prefill, process_bytes, random_tokens};
 
 /// Runs `work` with at most `more` bytes of address space beyond what is in use.
 fn with_limit<T>(more: u64, work: impl FnOnce() -> T) -> T {
     let before = getrlimit(Resource::As);
     let limit = Rlimit {
-        current: Some(used() + more),
+        current: Some(process_bytes("VmSize") + more),
         maximum: before.maximum,
     };
     setrlimit(Resource::As, limit).unwrap();

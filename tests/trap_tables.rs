@@ -10,7 +10,6 @@
 mod support;
 
 use std::path::Path;
-use std::process::Command;
 
 use g4prefill::engine::kv_cache::Side;
 use g4prefill::engine::policy::POOL_LIMIT;
@@ -273,29 +272,13 @@ fn t24_a_gather_of_seventy_thousand_rows_gives_each_its_own() {
 /// T35: the same prompt at each chunk size: divergence of every position, not of the last alone.
 #[test]
 fn t35_every_position_is_the_same_distribution_at_every_chunk_size() {
-    let mean_bound = own_bound("chunk-kl");
     for name in ["a-e4b-f32", "c-dense-f32", "c-dense-bf16"] {
         let fixture = Fixture::load(name);
         let tokens = random_tokens(520, fixture.n_vocab, 24);
-        let run = |chunk| {
-            let engine = load(&fixture.gguf, options(chunk, DType::F16));
-            let mut session = engine.session(tokens.len()).expect("session");
-            let first = prefill(&mut session, &tokens, &Rows::All).data;
-            session.reset();
-            let again = prefill(&mut session, &tokens, &Rows::All).data;
-            assert!(bits(&first) == bits(&again), "{name} chunk {chunk}: twice");
-            first
-        };
-        let whole = run(2048);
-        for chunk in [1, 7, 8, 9, 63, 64, 65, 511, 512, 513] {
-            let (mean, n_other) = fixture.divergence(&fixture.weights, &whole, &run(chunk));
-            println!("{name} chunk {chunk}: mean KL {mean:.1e}, another argmax {n_other}");
-            assert!(
-                mean <= mean_bound,
-                "{name} chunk {chunk}: mean KL {mean:.1e}"
-            );
-            assert_eq!(n_other, 0, "{name} chunk {chunk}: rows with another argmax");
-        }
+        let chunks = [1, 7, 8, 9, 63, 64, 65, 511, 512, 513];
+        fixture.assert_same_at_every_chunk(&fixture.weights, &tokens, &chunks, |chunk| {
+            options(chunk, DType::F16)
+        });
     }
 }
 
@@ -337,12 +320,12 @@ fn t20_part() {
         assert!(logits.data.iter().all(|x| x.is_finite()), "prompt {i}");
         assert!(session.pool().len() <= POOL_LIMIT, "prompt {i}");
         if i == 499 {
-            after_500 = resident_bytes();
+            after_500 = support::process_bytes("VmRSS");
             device = Some(session.device_bytes());
         }
     }
     let counters = session.counters();
-    let grown = resident_bytes().saturating_sub(after_500);
+    let grown = support::process_bytes("VmRSS").saturating_sub(after_500);
     println!("{counters:?}; {grown} bytes more than after 500");
     assert!(counters.pool.evicted > 100, "{counters:?}");
     assert!(grown < 8 << 20, "{grown} bytes");
@@ -355,24 +338,12 @@ fn t20_part() {
     assert_eq!(bits(&ours.data), bits(&theirs.data));
 }
 
-/// Resident bytes of this process.
-fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages: u64 = text
-        .split(' ')
-        .nth(1)
-        .expect("a field")
-        .parse()
-        .expect("pages");
-    pages * 4096
-}
-
 /// T20: neither graphs nor memory grow with the number of prompts, and graphs that had to go come
 /// back right.
 #[test]
 fn t20_ten_thousand_random_prompts_take_no_more_memory_than_five_hundred() {
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "t20_part", "--ignored", "--nocapture"])
+    let output = support::part("t20_part")
+        .arg("--nocapture")
         .output()
         .expect("a process");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,9 +1,15 @@
 //! A GGUF file as fields, each of which a target can set, and its bytes.
 
 use arbitrary::{Arbitrary, Unstructured};
-use g4prefill::gguf::{Array, GgufFile, Value};
+use g4prefill::gguf::{Array, DType, GgufError, GgufFile, Value};
 
 use crate::Number;
+use testing::{encode, string};
+
+/// The writer of the reader's own tests.
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "../../src/gguf/testing.rs"]
+mod testing;
 
 /// A key with its value.
 #[derive(Clone, Debug)]
@@ -89,51 +95,6 @@ impl Fields {
         }
         out.resize(out.len().next_multiple_of(self.alignment), 0);
         out
-    }
-}
-
-/// Length and bytes.
-pub fn string(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
-}
-
-/// Type id and bytes of a value.
-pub fn encode(value: &Value) -> (u32, Vec<u8>) {
-    match value {
-        Value::U8(x) => (0, x.to_le_bytes().into()),
-        Value::I8(x) => (1, x.to_le_bytes().into()),
-        Value::U16(x) => (2, x.to_le_bytes().into()),
-        Value::I16(x) => (3, x.to_le_bytes().into()),
-        Value::U32(x) => (4, x.to_le_bytes().into()),
-        Value::I32(x) => (5, x.to_le_bytes().into()),
-        Value::F32(x) => (6, x.to_le_bytes().into()),
-        Value::Bool(x) => (7, vec![u8::from(*x)]),
-        Value::Str(x) => (8, string(x.as_bytes())),
-        Value::U64(x) => (10, x.to_le_bytes().into()),
-        Value::I64(x) => (11, x.to_le_bytes().into()),
-        Value::F64(x) => (12, x.to_le_bytes().into()),
-        Value::Array(array) => {
-            let (id, bytes) = elements(array);
-            let len = array.len() as u64;
-            (9, [&id.to_le_bytes()[..], &len.to_le_bytes(), &bytes].concat())
-        }
-    }
-}
-
-fn elements(array: &Array) -> (u32, Vec<u8>) {
-    match array {
-        Array::U8(v) => (0, v.clone()),
-        Array::I8(v) => (1, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::U16(v) => (2, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::I16(v) => (3, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::U32(v) => (4, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::I32(v) => (5, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::F32(v) => (6, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::Bool(v) => (7, v.iter().map(|&x| u8::from(x)).collect()),
-        Array::Str(v) => (8, v.iter().flat_map(|x| string(x.as_bytes())).collect()),
-        Array::U64(v) => (10, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::I64(v) => (11, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Array::F64(v) => (12, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
     }
 }
 

@@ -1,10 +1,11 @@
-//! llama.cpp at the pin as a contestant, at its best ubatch, on the CPU also with or without flash attention.
+//! llama.cpp at the pin as a contestant, at its best ubatch, on the CPU also with or without flash
+//! attention.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::{BenchError, Contestant, Point, Result, Run, Work};
+use super::{BenchError, Contestant, Point, Result, Run, SweepReport, Work};
 use crate::ggml::Device;
 use crate::peer::{Llama, PeerError, PeerOptions, Rows};
 
@@ -14,17 +15,6 @@ const UBATCHES: [usize; 4] = [512, 1024, 2048, 4096];
 const N_BATCH: usize = 2048;
 /// Timed runs of each candidate; the fastest counts.
 const SWEEP_RUNS: usize = 2;
-
-/// Speed of one candidate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SweepResult {
-    /// Tokens per graph run.
-    pub n_ubatch: usize,
-    /// Whether attention was one node.
-    pub flash_attn: bool,
-    /// Prompt tokens per second, of the fastest run.
-    pub tok_s: f64,
-}
 
 /// A model in llama.cpp.
 pub struct LlamaCpp {
@@ -65,31 +55,34 @@ impl LlamaCpp {
         ids: &[u32],
         tries_without_flash: bool,
         is_cancelled: &dyn Fn() -> bool,
-        note: &dyn Fn(SweepResult),
-    ) -> Result<Vec<SweepResult>> {
+        note: &dyn Fn(&SweepReport),
+    ) -> Result<Vec<SweepReport>> {
         // A ubatch longer than the prompt computes the same as one of its length.
         let n_useful = UBATCHES
             .iter()
             .position(|&n| n >= ids.len())
             .map_or(UBATCHES.len(), |i| i + 1);
-        let mut results: Vec<SweepResult> = Vec::new();
+        let mut results = Vec::new();
         for n_ubatch in UBATCHES.into_iter().take(n_useful) {
             self.options.n_ubatch = n_ubatch;
-            results.push(self.try_prompt(ids, is_cancelled)?);
-            results.last().copied().into_iter().for_each(note);
+            results.push(self.try_prompt(ids, is_cancelled, note)?);
         }
         self.keep_fastest(&results);
         if tries_without_flash {
             self.options.flash_attn = false;
-            results.push(self.try_prompt(ids, is_cancelled)?);
-            results.last().copied().into_iter().for_each(note);
+            results.push(self.try_prompt(ids, is_cancelled, note)?);
             self.keep_fastest(&results);
         }
         Ok(results)
     }
 
     /// Speed of a prompt with the current options.
-    fn try_prompt(&mut self, ids: &[u32], is_cancelled: &dyn Fn() -> bool) -> Result<SweepResult> {
+    fn try_prompt(
+        &mut self,
+        ids: &[u32],
+        is_cancelled: &dyn Fn() -> bool,
+        note: &dyn Fn(&SweepReport),
+    ) -> Result<SweepReport> {
         self.remake(ids.len())?;
         let mut best = Duration::MAX;
         for run in 0..=SWEEP_RUNS {
@@ -102,14 +95,17 @@ impl LlamaCpp {
                 best = best.min(time);
             }
         }
-        Ok(SweepResult {
+        let result = SweepReport {
             n_ubatch: self.options.n_ubatch,
             flash_attn: self.options.flash_attn,
+            n_prompt: ids.len(),
             tok_s: ids.len() as f64 / best.as_secs_f64(),
-        })
+        };
+        note(&result);
+        Ok(result)
     }
 
-    fn keep_fastest(&mut self, results: &[SweepResult]) {
+    fn keep_fastest(&mut self, results: &[SweepReport]) {
         let fastest = results.iter().max_by(|a, b| a.tok_s.total_cmp(&b.tok_s));
         if let Some(fastest) = fastest {
             self.options.n_ubatch = fastest.n_ubatch;

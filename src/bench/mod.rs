@@ -35,7 +35,7 @@ pub use contest::{Harness, Schedule, SideRuns, Timings};
 pub use contestant::{Contestant, Memory, Run};
 pub use error::BenchError;
 #[cfg(feature = "llama")]
-pub use llama::{LlamaCpp, SweepResult};
+pub use llama::LlamaCpp;
 pub use machine::{Clocks, DeviceFacts, GpuFacts, Machine};
 pub use model::fingerprint;
 pub(crate) use model::matrix_type;

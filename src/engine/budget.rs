@@ -328,11 +328,19 @@ impl fmt::Display for Budget {
 /// # Errors
 /// [`BudgetError::DoesNotFit`], with the numbers.
 pub fn fits(needed: &Budget, free: FreeMemory) -> Result<(), BudgetError> {
+    fits_beside(needed.n_ctx_rows, needed.total_bytes(), free)
+}
+
+/// Checks that `needed_bytes` more for a context of `n_ctx` tokens are free.
+///
+/// # Errors
+/// As [`fits`].
+pub fn fits_beside(n_ctx: usize, needed_bytes: u64, free: FreeMemory) -> Result<(), BudgetError> {
     match free {
-        FreeMemory::Known(free_bytes) if needed.total_bytes() > free_bytes => {
+        FreeMemory::Known(free_bytes) if needed_bytes > free_bytes => {
             Err(BudgetError::DoesNotFit {
-                n_ctx: needed.n_ctx_rows,
-                needed_bytes: needed.total_bytes(),
+                n_ctx,
+                needed_bytes,
                 free_bytes,
             })
         }
@@ -376,23 +384,6 @@ impl Growth {
             }
             FreeMemory::Known(_) | FreeMemory::Unknown => Ok(()),
         }
-    }
-}
-
-/// Checks that `needed_bytes` for a context of `n_ctx` tokens are free.
-///
-/// # Errors
-/// [`BudgetError::DoesNotFit`], with the numbers. Unknown memory is no reason to refuse.
-pub fn fits_beside(n_ctx: usize, needed_bytes: u64, free: FreeMemory) -> Result<(), BudgetError> {
-    match free {
-        FreeMemory::Known(free_bytes) if needed_bytes > free_bytes => {
-            Err(BudgetError::DoesNotFit {
-                n_ctx,
-                needed_bytes,
-                free_bytes,
-            })
-        }
-        FreeMemory::Known(_) | FreeMemory::Unknown => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@ use crate::engine::plan::{Chunk, Rows, plan};
 use crate::engine::policy::{self, POOL_LIMIT};
 use crate::engine::{ChunkRecorder, Engine, EngineError, PlanReport, ring};
 use crate::ggml::{
-    Arena, Backend, Band, Block, GgmlError, HostMemory, Span, Staging, read_back, set_abort_context,
+    Arena, Backend, Band, Block, HostMemory, Span, Staging, host_room, read_back, set_abort_context,
 };
 use crate::graph::VerifyGraph;
 use crate::graph::inputs::{InputOptions, MaskSlots, Masks};
@@ -328,16 +328,12 @@ impl Session {
     /// Room for the logits of all wanted rows.
     fn empty_logits(&self, chunks: &[Chunk]) -> Result<Logits> {
         let n_vocab = self.engine.config().n_vocab;
-        let mut logits = Logits {
-            n_vocab,
-            ..Logits::default()
-        };
         let n_rows: usize = chunks.iter().map(|c| c.wanted.len()).sum();
-        let n = n_rows.saturating_mul(n_vocab);
-        let reserved = logits.data.try_reserve_exact(n);
-        let bytes = n.saturating_mul(size_of::<f32>());
-        reserved.map_err(|_| GgmlError::no_host_memory("logits of the wanted rows", bytes))?;
-        Ok(logits)
+        Ok(Logits {
+            n_vocab,
+            data: host_room(n_rows.saturating_mul(n_vocab), "logits of the wanted rows")?,
+            ..Logits::default()
+        })
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<()> {

@@ -114,6 +114,7 @@ impl Arena {
         }
         Ok(self.generation())
     }
+
     /// Bytes that a graph takes, for the message; the buffer is gone afterwards.
     fn needed_bytes(&self, graph: NonNull<sys::ggml_cgraph>) -> u64 {
         let mut bytes = 0_usize;

@@ -76,33 +76,6 @@ impl Mapping {
     pub fn as_bytes(&self) -> &[u8] {
         &self.map
     }
-
-    /// Asks the system to read a range ahead of its first use. A hint: without effect elsewhere.
-    pub fn prefetch(&self, range: Range<usize>) {
-        #[cfg(unix)]
-        let _ = self
-            .map
-            .advise_range(memmap2::Advice::WillNeed, range.start, range.len());
-        #[cfg(not(unix))]
-        let _ = range;
-    }
-
-    /// Takes a range that was copied out of this process's memory; reading it again is slower, not
-    /// different. A hint, as above.
-    pub fn release(&self, range: Range<usize>) {
-        #[cfg(unix)]
-        {
-            use memmap2::UncheckedAdvice::DontNeed;
-            // SAFETY: the map is of a file and read-only, so dropped pages are read from the file
-            // again; nothing is lost.
-            let _ = unsafe {
-                self.map
-                    .unchecked_advise_range(DontNeed, range.start, range.len())
-            };
-        }
-        #[cfg(not(unix))]
-        let _ = range;
-    }
 }
 
 /// Bytes of a mapped file that a tensor may use where they are.
@@ -119,6 +92,29 @@ impl MappedRange {
     pub fn as_bytes(&self) -> &[u8] {
         let all = self.mapping.as_bytes();
         all.get(self.range.clone()).unwrap_or_default()
+    }
+
+    /// Asks the system to read the bytes ahead of their first use. A hint: without effect elsewhere.
+    pub fn prefetch(&self) {
+        #[cfg(unix)]
+        let _ = self.mapping.map.advise_range(
+            memmap2::Advice::WillNeed,
+            self.range.start,
+            self.range.len(),
+        );
+    }
+
+    /// Takes bytes that were copied out of this process's memory; reading them again is slower, not
+    /// different. A hint, as above.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            use memmap2::UncheckedAdvice::DontNeed;
+            let (map, range) = (&self.mapping.map, &self.range);
+            // SAFETY: the map is of a file and read-only, so dropped pages are read from the file
+            // again; nothing is lost.
+            let _ = unsafe { map.unchecked_advise_range(DontNeed, range.start, range.len()) };
+        }
     }
 }
 

@@ -44,6 +44,6 @@ pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};
 pub use signals::{on_lost_page, remove_unfinished_on_abort};
 pub use staging::{HostMemory, Span, Staging, read_back};
-pub use status::GgmlError;
+pub use status::{GgmlError, host_room};
 pub use store::{Store, StoreId, TensorSpec};
 pub use tensor::{Dims, TensorId};

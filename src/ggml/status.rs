@@ -134,23 +134,26 @@ pub enum GgmlError {
     },
 }
 
-impl GgmlError {
-    /// `n` bytes of host memory for `what` that the system does not have, found before Rust's own
-    /// allocation would end the process.
-    pub(crate) fn no_host_memory(what: &'static str, n: usize) -> Self {
-        Self::Alloc {
+/// An empty list with room for exactly `n` elements for `what`, where Rust's own allocation would end
+/// the process when the host has no memory for them.
+///
+/// # Errors
+/// [`GgmlError::Alloc`] when memory is short.
+pub fn host_room<T>(n: usize, what: &'static str) -> Result<Vec<T>, GgmlError> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(n) {
+        Ok(()) => Ok(list),
+        Err(_) => Err(GgmlError::Alloc {
             what,
-            bytes: n as u64,
+            bytes: (n as u64).saturating_mul(size_of::<T>() as u64),
             device: "the host".to_owned(),
-        }
+        }),
     }
 }
 
 /// Zeroed bytes for `what`.
 pub(super) fn zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> {
-    let mut bytes = Vec::new();
-    let reserved = bytes.try_reserve_exact(n);
-    reserved.map_err(|_| GgmlError::no_host_memory(what, n))?;
+    let mut bytes = host_room(n, what)?;
     bytes.resize(n, 0);
     Ok(bytes)
 }

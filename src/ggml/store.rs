@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::backend::{Backend, Device};
 use super::mapping::{MappedRange, Mapping};
-use super::status::GgmlError;
+use super::status::{GgmlError, host_room};
 use super::{sys, tensor::Dims};
 use crate::gguf::DType;
 
@@ -21,6 +21,9 @@ const MAPPED_ALIGN: usize = 32;
 /// Tensors of fewer bytes are copied: the system maps what lies around a page that is read, so a
 /// map of small ones holds their neighbours' pages too.
 const MAPPED_MIN: usize = 1 << 20;
+
+/// What the memory of a [`Context`] is for.
+const HEADERS: &str = "tensor headers";
 
 static NEXT_STORE: AtomicU32 = AtomicU32::new(1);
 
@@ -41,10 +44,7 @@ impl Context {
             // SAFETY: pure arithmetic on the node count.
             bytes += unsafe { sys::ggml_graph_overhead_custom(n_tensors, false) };
         }
-        let no_memory = || GgmlError::no_host_memory("tensor headers", bytes);
-        let mut memory: Vec<u128> = Vec::new();
-        let n = bytes.div_ceil(size_of::<u128>());
-        memory.try_reserve_exact(n).map_err(|_| no_memory())?;
+        let mut memory: Vec<u128> = host_room(bytes.div_ceil(size_of::<u128>()), HEADERS)?;
         let params = sys::ggml_init_params {
             mem_size: bytes,
             mem_buffer: memory.as_mut_ptr().cast(),
@@ -52,7 +52,12 @@ impl Context {
         };
         // SAFETY: the memory has room for `mem_size` bytes, is aligned to 16 as ggml asks, is
         // touched by nobody else and lives as long as the context, which is freed in Drop.
-        let context = NonNull::new(unsafe { sys::ggml_init(params) }).ok_or_else(no_memory)?;
+        let context = NonNull::new(unsafe { sys::ggml_init(params) });
+        let context = context.ok_or_else(|| GgmlError::Alloc {
+            what: HEADERS,
+            bytes: bytes as u64,
+            device: "the host".to_owned(),
+        })?;
         Ok(Self {
             context,
             _memory: memory,

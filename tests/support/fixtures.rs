@@ -4,10 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use g4prefill::engine::{EngineOptions, Rows};
 use g4prefill::numerics::{argmax, gap, kl};
 use serde::Deserialize;
 
 use super::tolerance::own_bound;
+use super::{bits, load, prefill};
 
 /// One model with its cases.
 #[derive(Deserialize)]
@@ -70,7 +72,7 @@ impl Fixture {
     /// Two runs of one prompt, row by row: mean KL divergence in nats, and how many rows have
     /// another most likely token although the first run's lead is clear for weights resident as
     /// `weights`.
-    pub fn divergence(&self, weights: &str, expected: &[f32], found: &[f32]) -> (f64, usize) {
+    fn divergence(&self, weights: &str, expected: &[f32], found: &[f32]) -> (f64, usize) {
         assert_eq!(expected.len(), found.len());
         let clear = own_bound(&format!("argmax-gap-{weights}"));
         let rows = expected
@@ -82,6 +84,38 @@ impl Fixture {
             n_other += usize::from(f64::from(gap(a)) > clear && argmax(a) != argmax(b));
         }
         (sum / (expected.len() / self.n_vocab) as f64, n_other)
+    }
+
+    /// T35: every position of a prompt has the same distribution at each of these chunk sizes as in
+    /// chunks of 2048, and the same bits twice. Weights are resident as `weights`.
+    pub fn assert_same_at_every_chunk(
+        &self,
+        weights: &str,
+        tokens: &[u32],
+        chunks: &[usize],
+        options: impl Fn(usize) -> EngineOptions,
+    ) {
+        let mean_bound = own_bound("chunk-kl");
+        let name = &self.name;
+        let run = |chunk| {
+            let engine = load(&self.gguf, options(chunk));
+            let mut session = engine.session(tokens.len()).expect("session");
+            let first = prefill(&mut session, tokens, &Rows::All).data;
+            session.reset();
+            let again = prefill(&mut session, tokens, &Rows::All).data;
+            assert!(bits(&first) == bits(&again), "{name} chunk {chunk}: twice");
+            first
+        };
+        let whole = run(2048);
+        for &chunk in chunks {
+            let (mean, n_other) = self.divergence(weights, &whole, &run(chunk));
+            println!("{name} chunk {chunk}: mean KL {mean:.1e}, another argmax {n_other}");
+            assert!(
+                mean <= mean_bound,
+                "{name} chunk {chunk}: mean KL {mean:.1e}"
+            );
+            assert_eq!(n_other, 0, "{name} chunk {chunk}: rows with another argmax");
+        }
     }
 
     /// Whether the model has experts.

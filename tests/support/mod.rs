@@ -13,6 +13,7 @@ pub mod synthetic;
 pub mod tolerance;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use g4prefill::engine::{
@@ -23,6 +24,22 @@ use g4prefill::ggml::{DeviceChoice, devices, load_backends};
 pub use fixtures::{Case, Fixture};
 pub use g4prefill::numerics as compare;
 pub use g4prefill::numerics::{argmax, gap, kl, nmse};
+
+/// A test of this program in a process of its own: one that others leave out as a part.
+pub fn part(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", test, "--ignored"]);
+    command
+}
+
+/// A figure of this process's memory as Linux gives it, in bytes: `VmRSS`, `VmHWM`, `VmSize`.
+pub fn process_bytes(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let number = line.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
+    let kib: Option<u64> = number.and_then(|n| n.parse().ok());
+    kib.expect("a number in KiB") << 10
+}
 
 /// Bits of all values: equal only when nothing differs.
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -65,7 +65,7 @@ fn llama(
     use anyhow::Context as _;
 
     use super::args::FlashArg;
-    use crate::bench::{LlamaCpp, SweepResult, Ubatch};
+    use crate::bench::{LlamaCpp, Ubatch};
     use crate::peer::PeerOptions;
 
     let ubatch = args.peer.peer_ubatch;
@@ -85,30 +85,23 @@ fn llama(
     };
     let mut llama = LlamaCpp::load(path, peer_options).context("load the model into llama.cpp")?;
     let mut sweep = Vec::new();
-    let report = |r: SweepResult| SweepReport {
-        n_ubatch: r.n_ubatch,
-        flash_attn: r.flash_attn,
-        n_prompt: n_sweep,
-        tok_s: r.tok_s,
-    };
     // Decoding alone does not depend on the ubatch.
     let has_prompts = points.iter().any(|p| !p.work.is_decode());
     if ubatch == Ubatch::Auto && has_prompts {
         let tries_without_flash =
             args.peer.peer_flash_attn == FlashArg::Auto && engine.device().is_cpu();
-        let found = llama.sweep(
+        sweep = llama.sweep(
             ids.get(..n_sweep).unwrap_or(ids),
             tries_without_flash,
             &|| console.interrupt().is_requested(),
-            &|r| {
-                let setting = report(r).setting();
+            &|tried| {
                 console.note(format_args!(
-                    "sweep: llama.cpp {setting}: {:.1} tok/s at {n_sweep}",
-                    r.tok_s
+                    "sweep: llama.cpp {}: {:.1} tok/s at {n_sweep}",
+                    tried.setting(),
+                    tried.tok_s
                 ));
             },
         )?;
-        sweep = found.into_iter().map(report).collect();
     }
     Ok(Peer {
         contestant: Some(Box::new(llama)),

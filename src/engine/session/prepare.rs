@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Session;
 use crate::Result;
 use crate::engine::bucket::{BucketShape, pad_kv};
-use crate::engine::budget::{self, FreeMemory, Growth};
+use crate::engine::budget::{self, Budget, FreeMemory, Growth};
 use crate::engine::kv_cache::{self, KvCache};
 use crate::engine::options::Readback;
 use crate::engine::plan::Chunk;
@@ -59,24 +59,32 @@ impl Session {
         Ok(())
     }
 
-    /// Refuses a growth that the device has no room for; nothing has changed then.
-    fn check_growth(&self, n_ctx_rows: usize, n_tokens: usize) -> Result<()> {
+    /// What a call of `n_tokens` tokens needs with caches of `n_ctx_rows` rows, and how much of it
+    /// inputs and arena take beyond what they hold.
+    fn demand(&self, n_ctx_rows: usize, n_tokens: usize) -> Result<(Budget, u64)> {
         let (config, options) = (self.engine.config(), self.engine.options());
         let device = DeviceTraits::of(&self.backend);
         let resident = self.engine.weights_choice().resident();
-        let demand = policy::demand(config, options, &device, resident, n_tokens);
-        let budget = demand
+        let budget = policy::demand(config, options, &device, resident, n_tokens)
             .check(n_ctx_rows, resident, FreeMemory::Unknown)
             .map_err(EngineError::from)?;
-        let (kv, inputs, arena) = self.device_bytes();
+        let (_, inputs, arena) = self.device_bytes();
         // A larger I/O block is made beside the old one; the arena gives its memory back first.
         let inputs = Some(budget.io_bytes).filter(|bytes| *bytes > inputs);
         let arena = budget.arena_bytes.saturating_sub(arena);
+        let more_bytes = inputs.unwrap_or(0).saturating_add(arena);
+        Ok((budget, more_bytes))
+    }
+
+    /// Refuses a growth that the device has no room for; nothing has changed then.
+    fn check_growth(&self, n_ctx_rows: usize, n_tokens: usize) -> Result<()> {
+        let (budget, more_bytes) = self.demand(n_ctx_rows, n_tokens)?;
+        let (kv_held_bytes, ..) = self.device_bytes();
         let growth = Growth {
             n_ctx_rows,
-            kv_held_bytes: kv,
+            kv_held_bytes,
             kv_bytes: budget.kv_global_bytes.saturating_add(budget.kv_ring_bytes),
-            more_bytes: inputs.unwrap_or(0).saturating_add(arena),
+            more_bytes,
         };
         growth
             .check(self.free_memory())
@@ -90,19 +98,10 @@ impl Session {
         if self.engine.is_cpu() || self.counters.chunks > 0 {
             return Ok(());
         }
-        let (config, options) = (self.engine.config(), self.engine.options());
-        let device = DeviceTraits::of(&self.backend);
-        let resident = self.engine.weights_choice().resident();
-        let n_ctx = self.kv.n_ctx_rows;
-        let budget = policy::demand(config, options, &device, resident, n_tokens)
-            .check(n_ctx, resident, FreeMemory::Unknown)
+        let n_ctx_rows = self.kv.n_ctx_rows;
+        let (_, more_bytes) = self.demand(n_ctx_rows, n_tokens)?;
+        budget::fits_beside(n_ctx_rows, more_bytes, self.free_memory())
             .map_err(EngineError::from)?;
-        let (_, inputs, arena) = self.device_bytes();
-        let inputs = Some(budget.io_bytes).filter(|bytes| *bytes > inputs);
-        let needed_bytes = inputs
-            .unwrap_or(0)
-            .saturating_add(budget.arena_bytes.saturating_sub(arena));
-        budget::fits_beside(n_ctx, needed_bytes, self.free_memory()).map_err(EngineError::from)?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{GateUp, LayerPle, LayerWeights, MoeWeights, PleWeights, QkvMatrix, WeightId, Weights};
 use crate::Result;
-use crate::ggml::{Backend, Dims, GgmlError, MappedRange, Store, TensorSpec, to_bf16};
+use crate::ggml::{Backend, Dims, GgmlError, MappedRange, Store, TensorSpec, host_room, to_bf16};
 use crate::gguf::{DType, GgufFile, TensorEntry};
 use crate::model::{Config, ConfigError, LayerConfig, names};
 
@@ -21,8 +21,6 @@ struct Part {
 struct Item {
     spec: TensorSpec,
     parts: Vec<Part>,
-    // Prompts read few of its rows.
-    is_sparse: bool,
 }
 
 /// What will be resident, before anything is allocated: the plan and its size.
@@ -118,33 +116,30 @@ impl WeightsPlan {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<crate::Error>,
     ) -> Result<Weights> {
         let specs: Vec<TensorSpec> = self.items.iter().map(|i| i.spec.clone()).collect();
-        let as_they_are = self.items.iter().map(|item| unchanged(file, item));
+        let sources = self.items.iter().map(|item| {
+            let rows = item.parts.iter().map(|part| rows(file, part));
+            rows.collect::<Result<Vec<Rows>>>()
+        });
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let with_specs = || sources.iter().zip(&specs);
+        let as_they_are = with_specs().map(|(rows, spec)| as_it_is(rows, spec.dtype).cloned());
         let as_they_are: Vec<Option<MappedRange>> = as_they_are.collect();
         let mut store = Store::place_weights(backend, &specs, &as_they_are)?;
         let (total, mut done) = (self.bytes(), 0);
-        for (index, (item, same)) in self.items.iter().zip(&as_they_are).enumerate() {
+        for (index, (rows, spec)) in with_specs().enumerate() {
             let id = store.id(index).ok_or(GgmlError::ForeignTensor)?;
-            match same {
-                // Rows of tables are read as prompts need them.
-                Some(same) if store.is_mapped(id) && !item.is_sparse => {
-                    same.mapping.prefetch(same.range.clone());
-                }
-                _ if store.is_mapped(id) => {}
-                Some(same) => store.write(id, 0, same.as_bytes())?,
-                None => {
-                    let mut bytes = Vec::new();
-                    let n = store.tensor_bytes(id)?;
-                    bytes.try_reserve_exact(n).map_err(|_| {
-                        GgmlError::no_host_memory("a weight that is joined or converted", n)
-                    })?;
-                    for part in &item.parts {
-                        append(file, part, item.spec.dtype, n_threads, &mut bytes)?;
-                    }
-                    store.write(id, 0, &bytes)?;
-                }
-            }
             if !store.is_mapped(id) {
-                release(file, &item.parts);
+                match as_it_is(rows, spec.dtype) {
+                    Some(bytes) => store.write(id, 0, bytes.as_bytes())?,
+                    None => {
+                        let n = store.tensor_bytes(id)?;
+                        store.write(id, 0, &join(rows, spec.dtype, n, n_threads)?)?;
+                    }
+                }
+                rows.iter().for_each(|rows| rows.bytes.release());
+            } else if spec.name != names::PER_LAYER_TOKEN_EMBD {
+                // Of that table prompts read few rows.
+                rows.iter().for_each(|rows| rows.bytes.prefetch());
             }
             done += store.tensor_bytes(id)? as u64;
             if let ControlFlow::Break(error) = progress(done, total) {
@@ -188,36 +183,16 @@ fn missing(file: &GgufFile, name: &str) -> ConfigError {
     }
 }
 
-/// The bytes of an item that is one whole tensor of the file, in its type.
-fn unchanged(file: &GgufFile, item: &Item) -> Option<MappedRange> {
-    let [part] = item.parts.as_slice() else {
-        return None;
-    };
-    let entry = file.tensor(&part.tensor)?;
-    let n_rows = entry.n_elements() / entry.shape[0].max(1);
-    let is_whole = part.first_row == 0 && part.n_rows as u64 == n_rows;
-    let is_same = is_whole && entry.dtype == item.spec.dtype;
-    is_same.then(|| file.tensor_range(entry)).flatten()
-}
-
-/// Lets go of the file's pages that were copied.
-fn release(file: &GgufFile, parts: &[Part]) {
-    for part in parts {
-        let entry = file.tensor(&part.tensor);
-        if let Some(source) = entry.and_then(|entry| file.tensor_range(entry)) {
-            source.mapping.release(source.range);
-        }
-    }
-}
-
-/// Appends rows of a file tensor, converted when the resident type differs.
-fn append(
-    file: &GgufFile,
-    part: &Part,
+/// Rows of a file tensor, where they are mapped.
+struct Rows {
     dtype: DType,
-    n_threads: usize,
-    out: &mut Vec<u8>,
-) -> Result<()> {
+    /// Elements of a row.
+    ne0: usize,
+    bytes: MappedRange,
+}
+
+/// The rows of a part.
+fn rows(file: &GgufFile, part: &Part) -> Result<Rows> {
     let entry = tensor(file, &part.tensor)?;
     let [ne0, ..] = entry.shape;
     let row = entry
@@ -225,21 +200,41 @@ fn append(
         .row_bytes(ne0)
         .and_then(|b| usize::try_from(b).ok())
         .unwrap_or(0);
-    let data = file.tensor_data(entry);
-    let end = part
-        .first_row
-        .saturating_add(part.n_rows)
-        .saturating_mul(row);
-    let bytes = data
-        .get(part.first_row * row..end)
-        .ok_or_else(|| missing(file, &part.tensor))?;
-    if entry.dtype == dtype {
-        out.extend_from_slice(bytes);
-    } else {
-        let ne0 = usize::try_from(ne0).unwrap_or(0);
-        out.extend_from_slice(&to_bf16(entry.dtype, bytes, ne0, n_threads)?);
+    let absent = || missing(file, &part.tensor);
+    let mut bytes = file.tensor_range(entry).ok_or_else(absent)?;
+    let (start, end) = (bytes.range.start, bytes.range.end);
+    let at = |n_rows: usize| start.saturating_add(n_rows.saturating_mul(row));
+    bytes.range = at(part.first_row)..at(part.first_row.saturating_add(part.n_rows));
+    if bytes.range.end > end {
+        return Err(absent().into());
     }
-    Ok(())
+    Ok(Rows {
+        dtype: entry.dtype,
+        ne0: usize::try_from(ne0).unwrap_or(0),
+        bytes,
+    })
+}
+
+/// The bytes of a weight that lies in the file as it is wanted.
+fn as_it_is(rows: &[Rows], dtype: DType) -> Option<&MappedRange> {
+    match rows {
+        [one] if one.dtype == dtype => Some(&one.bytes),
+        _ => None,
+    }
+}
+
+/// Rows one after another, `n` bytes, converted where the resident type differs.
+fn join(rows: &[Rows], dtype: DType, n: usize, n_threads: usize) -> Result<Vec<u8>> {
+    let mut out = host_room(n, "a weight that is joined or converted")?;
+    for rows in rows {
+        let bytes = rows.bytes.as_bytes();
+        if rows.dtype == dtype {
+            out.extend_from_slice(bytes);
+        } else {
+            out.extend_from_slice(&to_bf16(rows.dtype, bytes, rows.ne0, n_threads)?);
+        }
+    }
+    Ok(out)
 }
 
 impl Planner<'_> {
@@ -269,11 +264,7 @@ impl Planner<'_> {
             dims,
             only_mul_mat,
         };
-        self.items.push(Item {
-            spec,
-            parts,
-            is_sparse: name == names::PER_LAYER_TOKEN_EMBD,
-        });
+        self.items.push(Item { spec, parts });
         WeightId(self.items.len() - 1)
     }
 
