@@ -552,12 +552,10 @@ fn every_test_that_the_page_of_traps_names_exists() {
     let mut numbers = Vec::new();
     for row in page.lines().filter(|l| l.starts_with("| T")) {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
-        let [number, _, state, tests] = cells[..] else {
+        let [number, _, tests] = cells[..] else {
             panic!("{row}");
         };
         numbers.push(number);
-        assert!(["tested", "part"].contains(&state), "{row}");
-        assert_eq!(state == "part", tests.contains("missing: "), "{row}");
         // Words in code marks that look like a function of ours: with an underscore, no path.
         let names = tests.split('`').skip(1).step_by(2).filter(|name| {
             let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '*';
