@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
+.PHONY: build test check msrv api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
 
 build:
 	$(CARGO) build --release
@@ -21,9 +21,13 @@ test:
 check: patches vendor-check
 	scripts/api-list.sh --check
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
+	G4_BINDINGS_ONLY=1 $(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
+
+# clippy with the oldest Rust that is supported, installed with rustup.
+msrv:
+	scripts/msrv.sh
 
 # Lists what src/ggml uses of the C interface: build.rs binds that and nothing else.
 api:

@@ -10,9 +10,10 @@
 //! For the crate: `G4_PIN`, `G4_SERIES_SHA256`, `G4_PATCH_COUNT`, `G4_COMMIT`, `G4_CPU_FEATURES`.
 //!
 //! Read from the environment: `GGML_SOURCE_DIR` (another checkout), `G4_CPU_FEATURES` (`native`,
-//! `avx2` or `all`), `G4_UPDATE_SERIES_HASH=1` (record the hash of a changed series), `CC`, `CXX`,
-//! `CMAKE`, `LIBCLANG_PATH`, `CUDACXX`, and the CMake variables in `PASSED_ON`. What `make tools` installed in `.tools/` is used when the system
-//! has no cmake or libclang.
+//! `avx2` or `all`), `G4_BINDINGS_ONLY=1` (compile no C++: enough for clippy and Miri, which link
+//! nothing), `G4_UPDATE_SERIES_HASH=1` (record the hash of a changed series), `CC`, `CXX`, `CMAKE`,
+//! `LIBCLANG_PATH`, `CUDACXX`, and the CMake variables in `PASSED_ON`. What `make tools` installed
+//! in `.tools/` is used when the system has no cmake or libclang.
 
 #[path = "build/patch.rs"]
 mod patch;
@@ -52,9 +53,12 @@ fn build() -> Result<ExitCode, Failure> {
     let staged = stage::stage(&manifest_dir, &out_dir)?;
     let lib_dir = out_dir.join("lib");
     let cpu = cpu_features();
-    compile(&manifest_dir, &staged.root, &lib_dir, &cpu)?;
+    println!("cargo::rerun-if-env-changed=G4_BINDINGS_ONLY");
+    if env::var_os("G4_BINDINGS_ONLY").is_none() {
+        compile(&manifest_dir, &staged.root, &lib_dir, &cpu)?;
+        link(&lib_dir);
+    }
     bind(&manifest_dir, &staged.root, &out_dir)?;
-    link(&lib_dir);
     export(&manifest_dir, &staged, &lib_dir, &cpu)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -198,7 +202,7 @@ fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failur
         .layout_tests(true)
         .generate_comments(false)
         // PyPI's libclang comes without the compiler's own headers (stddef.h).
-        .clang_args(compiler_headers())
+        .clang_args(tools::compiler_headers())
         .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|e| e.to_string())?)
         .rust_edition(bindgen::RustEdition::Edition2024)
         .formatter(bindgen::Formatter::Prettyplease);
@@ -217,21 +221,6 @@ fn bind(manifest_dir: &Path, staged: &Path, out_dir: &Path) -> Result<(), Failur
         fs::write(path, bindings)?;
     }
     Ok(())
-}
-
-/// The C compiler's own include folder, as the last place to look in.
-fn compiler_headers() -> Vec<String> {
-    let compiler = env::var_os("CC").unwrap_or("cc".into());
-    let output = Command::new(compiler)
-        .arg("-print-file-name=include")
-        .output();
-    let dir = output
-        .ok()
-        .filter(|o| o.status.success())
-        .and_then(|o| String::from_utf8(o.stdout).ok());
-    dir.map(|dir| format!("-idirafter{}", dir.trim()))
-        .into_iter()
-        .collect()
 }
 
 /// Links the shared libraries and tells the executables where to find them.

@@ -132,3 +132,18 @@ fn holds_libclang(dir: &Path) -> bool {
 fn wheel_libclang(wheels: &Path) -> Option<PathBuf> {
     Some(wheels.join("clang/native")).filter(|dir| holds_libclang(dir))
 }
+
+/// The C compiler's own include folder, as the last place to look in.
+pub fn compiler_headers() -> Vec<String> {
+    let compiler = env::var_os("CC").unwrap_or("cc".into());
+    let output = Command::new(compiler)
+        .arg("-print-file-name=include")
+        .output();
+    let dir = output
+        .ok()
+        .filter(|o| o.status.success())
+        .and_then(|o| String::from_utf8(o.stdout).ok());
+    dir.map(|dir| format!("-idirafter{}", dir.trim()))
+        .into_iter()
+        .collect()
+}
