@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check msrv api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
+.PHONY: build test check msrv deny api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
 
 build:
 	$(CARGO) build --release
@@ -28,6 +28,10 @@ check: patches vendor-check
 # clippy with the oldest Rust that is supported, installed with rustup.
 msrv:
 	scripts/msrv.sh
+
+# Licences, sources, second versions and known faults of all crates, by deny.toml.
+deny:
+	scripts/deny.sh
 
 # Lists what src/ggml uses of the C interface: build.rs binds that and nothing else.
 api:
