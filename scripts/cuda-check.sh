@@ -17,7 +17,7 @@ $cmake -S vendor -B "$build" -DG4_STAGED="$staged" -DG4_LIB_DIR="$build/lib" \
     -DCMAKE_BUILD_TYPE=Release -G 'Unix Makefiles' >"$build.log" || { cat "$build.log"; exit 1; }
 
 files=$(
-    for file in ggml-patches/files/*.cu; do basename "$file"; done
+    for file in ggml-patches/files/*.cu; do basename "$file"; done | grep -v g4-attention-hopper.cu
     sed -n "s|^+++ b/$cuda/\(.*\.cu\)$|\1|p" ggml-patches/*.patch
     grep -qh "^+++ b/$cuda/mmf.cuh" ggml-patches/*.patch && echo template-instances/mmf-instance-ncols_16.cu
     grep -qh "^+++ b/$cuda/mmq.cuh" ggml-patches/*.patch && echo template-instances/mmq-instance-q4_0.cu
@@ -26,7 +26,7 @@ files=$(
 )
 # Each instance that the pruned build does not compile has its stand-in in g4-prune.cu.
 instances() { grep -h '^DECL_' "$@" | tr -d ' ' | sort -u; }
-left_out=$(sed -n 's/.*"\(fattn-tile-instance.*\)").*/\1/p' vendor/CMakeLists.txt)
+left_out=$(sed -n 's/.*"|\(fattn-tile-instance.*\)").*/\1/p' vendor/CMakeLists.txt)
 missing=$(comm -23 <(instances $(ls "$staged/$cuda"/template-instances/*.cu | grep -E "$left_out")) \
     <(instances ggml-patches/files/g4-prune.cu))
 [ -z "$missing" ] || { echo "cuda-check: g4-prune.cu lacks $missing" >&2; exit 1; }
@@ -49,6 +49,7 @@ done
 
 mapfile -t objects < <(sort -u <<<"$files" | sed 's/$/.o/')
 time make --no-print-directory -C "$build/$cuda" -j"$(nproc)" "${objects[@]}"
+make --no-print-directory -C "$build" g4-hopper
 make --no-print-directory -C "$build" g4-cupti
 [ -f "$build/lib/libg4-cupti.so" ] || { echo "cuda-check: libg4-cupti.so was not built" >&2; exit 1; }
 echo "cuda-check: ${#objects[@]} files compiled, and libg4-cupti.so"

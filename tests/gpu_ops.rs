@@ -1,5 +1,6 @@
 //! Every operation of the graphs, CPU against CUDA, at the shapes that the graphs have; attention
-//! with and without patches 0040 and 0090, chains that one kernel of 0080 computes; fully hidden rows (T02); upload slots under pressure (T08).
+//! with and without patches 0040, 0090 and 0110, chains that one kernel of 0080 computes; fully hidden
+//! rows (T02); upload slots under pressure (T08).
 //!
 //! Bounds: `docs/numerics.md`, by the ids that the constants name.
 #![allow(
@@ -394,7 +395,7 @@ fn windowed(d: usize, gqa: usize, n_q: usize, (rows, end): (usize, usize), n_swa
     })
 }
 
-/// Shapes that patch 0090 takes: enough tiles, windows that cross the ring's end or do not, rows
+/// Shapes that patches 0090 and 0110 take: enough tiles, windows that cross the ring's end or do not, rows
 /// that do not fill the last tile.
 fn visible_shapes() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -403,8 +404,12 @@ fn visible_shapes() -> Vec<Case> {
             cases.push(windowed(256, gqa, n_q, (1536, end), 512));
         }
     }
-    for gqa in [4, 8] {
+    for gqa in [4, 8, 16] {
         cases.push(attention(512, gqa, (1024, 1536), DType::F16));
+        // Rows that fill no tile, and the second tile of a cluster not at all.
+        cases.push(attention(512, gqa, (1025, 2048), DType::F16));
+        // Rows that see none of the first keys.
+        cases.push(windowed(512, gqa, 1001, (1536, 1536), 300));
     }
     cases
 }
@@ -623,7 +628,7 @@ fn gpu_every_operation_agrees_with_the_cpu() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// What the patches 0040 (head width 512, tiles of 64 columns) and 0090 compile a second time.
+/// What the patches 0040, 0090 and 0110 compute with kernels of their own.
 fn patched_shapes() -> Vec<Case> {
     let mut cases = Vec::new();
     for gqa in [4, 8, 16] {
@@ -649,10 +654,9 @@ fn gpu_attention_part() {
     std::fs::write(out, bytes).expect("a file");
 }
 
-/// Patches 0040 and 0090 against the kernels that ggml ships, on the same inputs.
+/// The patches' kernels, with and without Hopper's, against those that ggml ships, on the same inputs.
 ///
-/// Both round alike and add in another order, so each is as far from the CPU's F32 sums as the
-/// other: two results within e of the exact one are within 4 e of each other (`docs/numerics.md`).
+/// Two results within e of the exact one are within 4 e of each other (`docs/numerics.md`).
 #[test]
 fn gpu_attention_agrees_with_the_shipped_kernels() {
     if !gpu("gpu_attention_agrees_with_the_shipped_kernels") {
@@ -675,32 +679,36 @@ fn gpu_attention_agrees_with_the_shipped_kernels() {
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect()
     };
-    let (patched, shipped) = (run("patched", None), run("shipped", Some("0040,0090")));
+    let shipped = run("shipped", Some("0040,0090,0110"));
+    let runs = [
+        ("patched", run("patched", None)),
+        ("0110 off", run("0110 off", Some("0110"))),
+    ];
     let cpu = op::cpu(4);
     let mut at = 0;
     for case in patched_shapes() {
         let exact = op::run_on(&cpu, &case.inputs, &case.build).expect("the CPU");
         let range = at..at + exact.values.len();
         at = range.end;
-        let (ours, theirs) = (&patched[range.clone()], &shipped[range]);
-        let [to_shipped, ours, theirs] = [
-            nmse(ours, theirs),
-            nmse(ours, &exact.values),
-            nmse(theirs, &exact.values),
-        ];
-        let label = &case.label;
-        println!("{label}: patched {ours:.1e}, shipped {theirs:.1e}, apart {to_shipped:.1e}");
-        assert!(
-            ours.max(theirs) < own_bound(PRODUCT),
-            "{label}: {ours:.1e} {theirs:.1e}"
-        );
-        assert!(
-            to_shipped <= own_bound("gpu-0040") * ours.max(theirs),
-            "{label}: {to_shipped:.1e}"
-        );
+        let theirs = nmse(&shipped[range.clone()], &exact.values);
+        for (name, patched) in &runs {
+            let ours = &patched[range.clone()];
+            let to_shipped = nmse(ours, &shipped[range.clone()]);
+            let ours = nmse(ours, &exact.values);
+            let label = format!("{} {name}", case.label);
+            println!("{label}: {ours:.1e}, shipped {theirs:.1e}, apart {to_shipped:.1e}");
+            assert!(
+                ours.max(theirs) < own_bound(PRODUCT),
+                "{label}: {ours:.1e} {theirs:.1e}"
+            );
+            assert!(
+                to_shipped <= own_bound("gpu-0040") * ours.max(theirs),
+                "{label}: {to_shipped:.1e}"
+            );
+        }
     }
-    assert_eq!(at, patched.len());
     assert_eq!(at, shipped.len());
+    assert!(runs.iter().all(|(_, run)| run.len() == at));
 }
 
 /// T02: a fully hidden row, which the engine never makes, changes no other row.

@@ -233,24 +233,25 @@ static bool g4_attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     return true;
 }
 
-bool g4_flash_attn_visible(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
-    static const bool enabled = g4_patch_enabled("0090");
-    if (!enabled || (dst->flags & G4_NODE_ATTENTION) == 0) {
-        return false;
-    }
+void g4_count_visible(const ggml_tensor * mask, const int n_rows, const int n_queries, const int block, int32_t * counts, cudaStream_t stream) {
+    const int n_tiles = (n_rows + n_queries - 1)/n_queries;
+    g4_visible_kernel<<<n_tiles, G4_VISIBLE_THREADS, 0, stream>>>((const half *) mask->data, mask->nb[1]/sizeof(half),
+        n_rows, (int) mask->ne[0], n_queries, block, nullptr, counts);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+bool g4_flash_attn_is_plain(const ggml_tensor * dst) {
     const ggml_tensor * Q    = dst->src[0];
     const ggml_tensor * K    = dst->src[1];
     const ggml_tensor * V    = dst->src[2];
     const ggml_tensor * mask = dst->src[3];
-    const int64_t D  = Q->ne[0];
-    const int     cc = ggml_cuda_info().devices[ggml_cuda_get_device()].cc;
 
     float max_bias      = 0.0f;
     float logit_softcap = 0.0f;
     memcpy(&max_bias,      (const float *) dst->op_params + 1, sizeof(float));
     memcpy(&logit_softcap, (const float *) dst->op_params + 2, sizeof(float));
-    if (mask == nullptr || dst->src[4] != nullptr || max_bias != 0.0f || logit_softcap != 0.0f || cc < GGML_CUDA_CC_AMPERE ||
-            K->type != GGML_TYPE_F16 || V->type != GGML_TYPE_F16 || V->ne[0] != D || K->ne[1] % FATTN_KQ_STRIDE != 0 ||
+    if ((dst->flags & G4_NODE_ATTENTION) == 0 || mask == nullptr || dst->src[4] != nullptr || max_bias != 0.0f || logit_softcap != 0.0f ||
+            K->type != GGML_TYPE_F16 || V->type != GGML_TYPE_F16 || V->ne[0] != Q->ne[0] || K->ne[1] % FATTN_KQ_STRIDE != 0 ||
             Q->ne[3] != 1 || mask->ne[2] != 1 || mask->ne[3] != 1 || mask->ne[0] != K->ne[1] || mask->ne[1] < Q->ne[1]) {
         return false;
     }
@@ -260,6 +261,18 @@ bool g4_flash_attn_visible(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
                 return false;
             }
         }
+    }
+    return true;
+}
+
+bool g4_flash_attn_visible(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    static const bool enabled = g4_patch_enabled("0090");
+    const ggml_tensor * Q = dst->src[0];
+    const ggml_tensor * K = dst->src[1];
+    const int64_t D  = Q->ne[0];
+    const int     cc = ggml_cuda_info().devices[ggml_cuda_get_device()].cc;
+    if (!enabled || cc < GGML_CUDA_CC_AMPERE || !g4_flash_attn_is_plain(dst)) {
+        return false;
     }
     const int gqa_ratio = Q->ne[2]/K->ne[2];
     if (D == 256) {

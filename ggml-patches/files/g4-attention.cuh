@@ -8,3 +8,11 @@
 // Computes a flash-attention node that carries G4_NODE_ATTENTION, when its shape is one of
 // g4-attention.cu; returns false and does nothing otherwise.
 bool g4_flash_attn_visible(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+
+// A node that carries G4_NODE_ATTENTION, with a mask for all heads and no more than that: what the
+// kernels of ours compute.
+bool g4_flash_attn_is_plain(const ggml_tensor * dst);
+
+// For each `n_queries` of `n_rows` rows of the mask: blocks of `block` keys up to the last that some row
+// sees, at least 1.
+void g4_count_visible(const ggml_tensor * mask, int n_rows, int n_queries, int block, int32_t * counts, cudaStream_t stream);
