@@ -1,4 +1,4 @@
-//! `cargo bench --features llama`: the harness of `g4prefill bench` on a small model and the CPU,
+//! `cargo bench --features llama --bench prefill`: the harness of `g4prefill bench` on a small model and the CPU,
 //! beside llama.cpp. Arguments behind `--` are those of `bench`; `-- -m MODEL` replaces the model.
 
 use std::ops::ControlFlow;

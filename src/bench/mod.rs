@@ -18,6 +18,7 @@ mod error;
 mod llama;
 mod machine;
 mod model;
+pub mod ops;
 mod ours;
 mod point;
 mod reference;
