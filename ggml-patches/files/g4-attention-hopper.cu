@@ -131,10 +131,11 @@ static __device__ __forceinline__ uint64_t operand(const void * p, const int gro
     return (uint64_t) (shared_address(p) >> 4 & 0x3FFF) | (uint64_t) (wide >> 4) << 16 | (uint64_t) (group >> 4) << 32 | (uint64_t) 1 << 62;
 }
 
-// Barriers between the two groups that compute.
-enum { NAMED_P_FULL = 1, NAMED_P_EMPTY = 2, NAMED_SUMS = 3 };
-static __device__ __forceinline__ void named_sync(const int id)   { asm volatile("bar.sync %0, 256;" :: "r"(id) : "memory"); }
-static __device__ __forceinline__ void named_arrive(const int id) { asm volatile("bar.arrive %0, 256;" :: "r"(id) : "memory"); }
+// Both groups that compute meet: when P and the factors are there, and when they have been read. Between
+// two meetings one group writes them, or the other reads. (Arriving without waiting is no faster.)
+static __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+}
 
 // This warp has read what `empty` guards; every block of the cluster learns it, since each loads for all.
 static __device__ __forceinline__ void release(uint64_t * empty) {
@@ -384,7 +385,7 @@ static __device__ __forceinline__ void compute_scores(g4_attention_shared & s, f
             s.factor[row0 + 8] = factor[1];
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        named_arrive(NAMED_P_FULL);
+        meet();
     };
     auto values = [&](const int j) { // starts O += P V
         barrier_wait(&s.full_v[0], j & 1);
@@ -405,7 +406,7 @@ static __device__ __forceinline__ void compute_scores(g4_attention_shared & s, f
         scores(j, true);
         pin(o);
         softmax();
-        named_sync(NAMED_P_EMPTY);
+        meet();
         give();
         multiply_rows(o, factor[0], factor[1]);
     }
@@ -419,12 +420,12 @@ static __device__ __forceinline__ void compute_scores(g4_attention_shared & s, f
         sum[r] += __shfl_xor_sync(0xFFFFFFFF, sum[r], 2);
         sum[r]  = sum[r] > 0.0f ? 1.0f/sum[r] : 0.0f;
     }
-    named_sync(NAMED_P_EMPTY);
+    meet();
     if (lane % 4 == 0) {
         s.factor[row0]     = sum[0];
         s.factor[row0 + 8] = sum[1];
     }
-    named_sync(NAMED_SUMS);
+    meet();
 }
 
 // The second group that computes: the last 256 head dims of O = P V.
@@ -433,7 +434,7 @@ static __device__ __forceinline__ void compute_values(
     const uint64_t p = operand(s.p, 1024, 16);
     const uint64_t v = operand(s.v + G4_HALF_BYTES, 1024, G4_SLAB_BYTES);
     for (int j = 0; j < tile.n_steps; ++j) {
-        named_sync(NAMED_P_FULL);
+        meet();
         multiply_rows(o, s.factor[row0], s.factor[row0 + 8]);
         barrier_wait(&s.full_v[1], j & 1);
         pin(o);
@@ -446,9 +447,9 @@ static __device__ __forceinline__ void compute_values(
         wgmma_wait<0>();
         pin(o);
         release(&s.empty_v[1]);
-        named_arrive(NAMED_P_EMPTY);
+        meet();
     }
-    named_sync(NAMED_SUMS);
+    meet();
     sum[0] = s.factor[row0];
     sum[1] = s.factor[row0 + 8];
 }
