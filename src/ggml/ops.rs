@@ -8,6 +8,7 @@ pub use attention::Rope;
 pub use shape::View;
 
 use super::graph::GraphBuilder;
+use super::quant::is_readable;
 use super::status::GgmlError;
 use super::sys;
 use super::tensor::TensorId;
@@ -53,6 +54,11 @@ impl GraphBuilder {
         Ok(self.header(id)?.type_ == dtype.id())
     }
 
+    fn are_f32(&self, ids: &[TensorId]) -> Result<bool> {
+        ids.iter()
+            .try_fold(true, |ok, id| Ok(ok && self.is_type(*id, DType::F32)?))
+    }
+
     /// Element type of a tensor.
     ///
     /// # Errors
@@ -92,9 +98,12 @@ impl GraphBuilder {
     /// [`GgmlError::Shape`] when the inner dimensions differ.
     pub fn mul_mat(&mut self, w: TensorId, x: TensorId) -> Result<TensorId> {
         let (a, b) = (self.dims(w)?, self.dims(x)?);
-        // ggml_can_mul_mat; !ggml_is_transposed(a)
+        // ggml_can_mul_mat; !ggml_is_transposed(a). Types of x are the backend's to refuse.
         let ok = a.ne(0) == b.ne(0) && b.ne(2) % a.ne(2) == 0 && b.ne(3) % a.ne(3) == 0;
         self.require("mul_mat", ok, "equal inner dimensions", &[w, x])?;
+        // The CPU calls the type's vec_dot, which is null for types without numbers to multiply.
+        let ok = is_readable(self.dtype(w)?);
+        self.require("mul_mat", ok, "a weight that converts to F32", &[w])?;
         let [nb0, nb1, ..] = self.header(w)?.nb;
         self.require(
             "mul_mat",
@@ -116,18 +125,21 @@ impl GraphBuilder {
     /// [`GgmlError::Shape`] when the shapes do not match.
     pub fn mul_mat_id(&mut self, w: TensorId, x: TensorId, ids: TensorId) -> Result<TensorId> {
         let (a, b, i) = (self.dims(w)?, self.dims(x)?, self.dims(ids)?);
-        // ggml_mul_mat_id: 3d weights, I32 ids, ids per row of b, broadcastable.
+        // ggml_mul_mat_id: 3d weights, I32 ids, ids per row of b, broadcastable. The CPU asserts
+        // F32 in ggml_compute_forward_mul_mat_id, and calls the weight type's vec_dot.
         let ok = a.ne(3) == 1
             && b.ne(3) == 1
             && i.ne(2) == 1
             && i.ne(1) == b.ne(2)
             && a.ne(0) == b.ne(0)
             && i.ne(0) % b.ne(1) == 0
+            && is_readable(self.dtype(w)?)
+            && self.is_type(x, DType::F32)?
             && self.is_type(ids, DType::I32)?;
         self.require(
             "mul_mat_id",
             ok,
-            "[k, n, e], [k, m, t], I32 [m, t]",
+            "[k, n, e], F32 [k, m, t], I32 [m, t]",
             &[w, x, ids],
         )?;
         self.room(1)?;
@@ -143,10 +155,12 @@ impl GraphBuilder {
     /// [`GgmlError::Shape`] when ids are not I32 or the batches differ.
     pub fn get_rows(&mut self, table: TensorId, ids: TensorId) -> Result<TensorId> {
         let (a, b) = (self.dims(table)?, self.dims(ids)?);
-        // ggml_get_rows: a->ne[2] == b->ne[1], a->ne[3] == b->ne[2], b->ne[3] == 1, I32.
+        // ggml_get_rows: a->ne[2] == b->ne[1], a->ne[3] == b->ne[2], b->ne[3] == 1, I32;
+        // ggml_compute_forward_get_rows aborts at a type that it cannot read.
         let ok = a.ne(2) == b.ne(1)
             && a.ne(3) == b.ne(2)
             && b.ne(3) == 1
+            && is_readable(self.dtype(table)?)
             && self.is_type(ids, DType::I32)?;
         self.require("get_rows", ok, "a table and I32 row ids", &[table, ids])?;
         self.room(1)?;
@@ -162,11 +176,13 @@ impl GraphBuilder {
     /// [`GgmlError::Shape`] when the shapes do not match.
     pub fn set_rows(&mut self, dst: TensorId, src: TensorId, ids: TensorId) -> Result<TensorId> {
         let (a, b, c) = (self.dims(dst)?, self.dims(src)?, self.dims(ids)?);
-        // ggml_set_rows: same row length, same ne[2], ne[3]; b->ne[1] == c->ne[0]; F32; I64.
+        // ggml_set_rows: same row length, same ne[2], ne[3]; b->ne[1] == c->ne[0]; F32; I64. The
+        // CPU calls the from_float of dst's type, which integers lack.
         let ok = a.ne(0) == b.ne(0)
             && a.ne(2) == b.ne(2)
             && a.ne(3) == b.ne(3)
             && b.ne(1) == c.ne(0)
+            && is_readable(self.dtype(dst)?)
             && self.is_type(src, DType::F32)?
             && self.is_type(ids, DType::I64)?;
         self.require(
@@ -187,6 +203,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`] when `x` is not F32.
     pub fn rms_norm(&mut self, x: TensorId, eps: f32) -> Result<TensorId> {
+        // ggml_compute_forward_rms_norm_f32: elements side by side, eps >= 0.
         let ok = self.is_type(x, DType::F32)? && eps >= 0.0;
         self.require("rms_norm", ok, "F32 and eps >= 0", &[x])?;
         self.room(1)?;
@@ -208,12 +225,13 @@ impl GraphBuilder {
         ) -> *mut sys::ggml_tensor,
     ) -> Result<TensorId> {
         let (x, y) = (self.dims(a)?, self.dims(b)?);
-        // ggml_can_repeat(b, a): every extent of a is a multiple of b's.
-        let ok = (0..4).all(|i| x.ne(i) % y.ne(i) == 0);
+        // ggml_can_repeat(b, a): every extent of a is a multiple of b's. binary_op of the CPU aborts
+        // at pairs of types that it has no loop for; only F32 is needed.
+        let ok = (0..4).all(|i| x.ne(i) % y.ne(i) == 0) && self.are_f32(&[a, b])?;
         self.require(
             op,
             ok,
-            "a second operand that repeats into the first",
+            "F32 and a second operand that repeats into the first",
             &[a, b],
         )?;
         self.room(1)?;
@@ -252,12 +270,13 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`] when the shapes differ.
     pub fn geglu(&mut self, gate: TensorId, up: TensorId) -> Result<TensorId> {
-        // ggml_glu_impl: ggml_is_contiguous_1, same shape and type.
+        // ggml_glu_impl: ggml_is_contiguous_1, same shape and type;
+        // ggml_compute_forward_geglu aborts at types that are no floats.
         let ok = self.dims(gate)? == self.dims(up)?
-            && self.dtype(gate)? == self.dtype(up)?
+            && self.are_f32(&[gate, up])?
             && self.has_even_rows(gate)?
             && self.has_even_rows(up)?;
-        let expected = "two tensors of one type and shape, rows at equal distances";
+        let expected = "two F32 tensors of one shape, rows at equal distances";
         self.require("geglu", ok, expected, &[gate, up])?;
         self.room(1)?;
         let (a, b) = (self.pointer(gate)?, self.pointer(up)?);
@@ -271,8 +290,11 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`] when dimension 0 is odd.
     pub fn geglu_halves(&mut self, x: TensorId) -> Result<TensorId> {
-        let even = self.dims(x)?.ne(0) % 2 == 0 && self.is_contiguous(x)?;
-        self.require("geglu", even, "an even first dimension", &[x])?;
+        // ggml_glu_impl halves ne[0], and asserts ggml_is_contiguous_1; types as for `geglu`.
+        let ok = self.dims(x)?.ne(0) % 2 == 0
+            && self.is_type(x, DType::F32)?
+            && self.is_contiguous(x)?;
+        self.require("geglu", ok, "contiguous F32, an even first dimension", &[x])?;
         self.room(1)?;
         let x = self.pointer(x)?;
         // SAFETY: checked above.
@@ -289,6 +311,8 @@ impl GraphBuilder {
             *mut sys::ggml_tensor,
         ) -> *mut sys::ggml_tensor,
     ) -> Result<TensorId> {
+        // ggml_unary_impl: elements of a row side by side, which no operation here undoes; unary_op
+        // aborts at other types.
         let f32 = self.is_type(x, DType::F32)?;
         self.require(op, f32, "F32", &[x])?;
         self.room(1)?;
@@ -319,6 +343,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`] when `x` is not contiguous F32.
     pub fn soft_max(&mut self, x: TensorId) -> Result<TensorId> {
+        // ggml_soft_max_impl: ggml_is_contiguous.
         let ok = self.is_contiguous(x)?;
         self.require("soft_max", ok, "a contiguous tensor", &[x])?;
         self.unary("soft_max", x, sys::ggml_soft_max)
@@ -343,13 +368,14 @@ impl GraphBuilder {
     /// `x * s`. Wraps `ggml_scale`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`] when `x` is not F32.
+    /// [`GgmlError::Shape`] when `x` is not contiguous F32.
     pub fn scale(&mut self, x: TensorId, s: f32) -> Result<TensorId> {
-        let f32 = self.is_type(x, DType::F32)?;
-        self.require("scale", f32, "F32", &[x])?;
+        // ggml_scale_impl: ggml_is_padded_1d; ggml_compute_forward_scale_f32: contiguous.
+        let ok = self.is_type(x, DType::F32)? && self.is_contiguous(x)?;
+        self.require("scale", ok, "contiguous F32", &[x])?;
         self.room(1)?;
         let x = self.pointer(x)?;
-        // SAFETY: any padded-1d F32 tensor is allowed.
+        // SAFETY: checked above.
         let t = unsafe { sys::ggml_scale(self.ctx(), x.as_ptr(), s) };
         self.push(t)
     }

@@ -61,13 +61,13 @@ impl GraphBuilder {
                 factors,
                 n_rot,
                 mode,
-                0,
+                0, // n_ctx_orig: read for YaRN only
                 rope.freq_base,
-                1.0,
-                0.0,
-                1.0,
-                32.0,
-                1.0,
+                1.0,  // freq_scale: none
+                0.0,  // ext_factor: no YaRN
+                1.0,  // attn_factor: magnitudes stay
+                32.0, // beta_fast: read for YaRN only
+                1.0,  // beta_slow: read for YaRN only
             )
         };
         self.push(t)
@@ -93,18 +93,20 @@ impl GraphBuilder {
             self.dims(mask)?,
         );
         // ggml_flash_attn_ext: can_mul_mat(k, q); mask F16, contiguous, ne[1] >= q->ne[1];
-        // trap T05: the mask has exactly the key axis of the view.
+        // trap T05: the mask has exactly the key axis of the view. The CPU reads q as floats
+        // without a look at its type.
         let ok = dq.ne(0) == dk.ne(0)
             && dk == dv
             && dq.ne(2) % dk.ne(2) == 0
             && dm.ne(0) == dk.ne(1)
             && dm.ne(1) >= dq.ne(1)
+            && self.is_type(q, DType::F32)?
             && self.is_type(mask, DType::F16)?
             && self.is_contiguous(mask)?;
         self.require(
             "flash_attn",
             ok,
-            "matching q, k, v and an F16 mask",
+            "F32 q, matching k, v and an F16 mask",
             &[q, k, v, mask],
         )?;
         // ggml_compute_forward_flash_attn_ext_f16_one_chunk: v_to_float, unless V is F32. The CPU
@@ -123,8 +125,8 @@ impl GraphBuilder {
                 v.as_ptr(),
                 mask.as_ptr(),
                 scale,
-                0.0,
-                0.0,
+                0.0, // max_bias: no ALiBi
+                0.0, // logit_softcap: Gemma 4 caps the logits of the head only
             )
         };
         // SAFETY: `t` is the flash-attention node just made.

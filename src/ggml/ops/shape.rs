@@ -2,6 +2,7 @@
 
 use super::{Result, shape_error};
 use crate::ggml::graph::GraphBuilder;
+use crate::ggml::quant::is_readable;
 use crate::ggml::sys;
 use crate::ggml::tensor::{Dims, TensorId, check_new};
 use crate::gguf::DType;
@@ -29,6 +30,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the counts differ or `x` is not contiguous.
     pub fn reshape(&mut self, x: TensorId, dims: Dims) -> Result<TensorId> {
+        // ggml_reshape_3d: ggml_is_contiguous, ggml_nelements(a) == ne0 * ne1 * ne2.
         let same = self.dims(x)?.n_elements() == dims.n_elements() && dims.ne(3) == 1;
         let ok = same && self.is_contiguous(x)?;
         self.require(
@@ -69,12 +71,13 @@ impl GraphBuilder {
     /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the other dimensions or types differ.
     pub fn concat_0(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         let (x, y) = (self.dims(a)?, self.dims(b)?);
-        // ggml_concat: same type, equal extents but for dimension 0.
-        let ok = (1..4).all(|i| x.ne(i) == y.ne(i)) && self.dtype(a)? == self.dtype(b)?;
+        // ggml_concat: same type, equal extents but for dimension 0. The CPU copies other types
+        // element by element, which blocks are not.
+        let ok = (1..4).all(|i| x.ne(i) == y.ne(i)) && self.are_f32(&[a, b])?;
         self.require(
             "concat",
             ok,
-            "two tensors that differ in dimension 0 only",
+            "two F32 tensors that differ in dimension 0 only",
             &[a, b],
         )?;
         self.room(1)?;
@@ -139,9 +142,20 @@ impl GraphBuilder {
     /// Converts to another type. Wraps `ggml_cast`.
     ///
     /// # Errors
-    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when a row is not whole blocks of the type.
+    /// [`GgmlError::Shape`](crate::ggml::GgmlError::Shape) when the type does not convert, or a row is not whole blocks of it.
     pub fn cast(&mut self, x: TensorId, dtype: DType) -> Result<TensorId> {
         check_new(dtype, &self.dims(x)?)?;
+        // ggml_compute_forward_dup aborts at other pairs: floats become anything that converts
+        // back, blocks F32 alone. Into blocks it takes contiguous rows only.
+        let from = self.dtype(x)?;
+        let is_float = |t: DType| [DType::F32, DType::F16, DType::BF16].contains(&t);
+        let ok = is_readable(from)
+            && if is_float(from) {
+                is_float(dtype) || is_readable(dtype) && self.is_contiguous(x)?
+            } else {
+                dtype == DType::F32
+            };
+        self.require("cast", ok, "types that convert into each other", &[x])?;
         self.room(1)?;
         let x = self.pointer(x)?;
         // SAFETY: the type is known and the row length was checked.

@@ -57,6 +57,19 @@ fn rejects_products_whose_inner_dimensions_or_experts_differ() {
         b.mul_mat(w, i[1])
     });
     assert!(transposed, "rows that lie apart are fine");
+    let weight = |t: DType| {
+        let inputs: [(DType, &[usize]); 3] = [(t, &[64, 8, 4]), (F, &[64, 1, 5]), (I, &[2, 5])];
+        let experts = accepts(&inputs, |b, i| b.mul_mat_id(i[0], i[1], i[2]));
+        let inputs: [(DType, &[usize]); 2] = [(t, &[64, 8]), (F, &[64, 3])];
+        assert_eq!(experts, accepts(&inputs, |b, i| b.mul_mat(i[0], i[1])));
+        experts
+    };
+    assert!(weight(DType::Q8_0));
+    assert!(!weight(DType::Q8_1), "no conversion");
+    assert!(!weight(I));
+    let inputs: [(DType, &[usize]); 3] =
+        [(F, &[64, 8, 4]), (DType::F16, &[64, 1, 5]), (I, &[2, 5])];
+    assert!(!accepts(&inputs, |b, i| b.mul_mat_id(i[0], i[1], i[2])));
     let id = |ids: DType, dims: &[usize], x: &[usize]| {
         accepts(&[(F, &[64, 8, 4]), (F, x), (ids, dims)], |b, i| {
             b.mul_mat_id(i[0], i[1], i[2])
@@ -77,6 +90,15 @@ fn rejects_rows_by_ids_of_another_type_or_number() {
     assert!(get(I, &[5]));
     assert!(!get(DType::I64, &[5]));
     assert!(!get(I, &[5, 2]));
+    let table = |t: DType| accepts(&[(t, &[64, 8]), (I, &[5])], |b, i| b.get_rows(i[0], i[1]));
+    assert!(table(DType::Q8_0));
+    assert!(!table(DType::I64));
+    let cache = |t: DType| {
+        let inputs: [(DType, &[usize]); 3] = [(t, &[64, 8]), (F, &[64, 3]), (DType::I64, &[3])];
+        accepts(&inputs, |b, i| b.set_rows(i[0], i[1], i[2]))
+    };
+    assert!(cache(DType::Q8_0));
+    assert!(!cache(I));
     let set = |src: DType, row: usize, ids: DType, n: usize| {
         let inputs: [(DType, &[usize]); 3] = [(F, &[64, 8]), (src, &[row, 3]), (ids, &[n])];
         accepts(&inputs, |b, i| b.set_rows(i[0], i[1], i[2]))
@@ -90,8 +112,8 @@ fn rejects_rows_by_ids_of_another_type_or_number() {
 
 #[test]
 fn rejects_second_operands_that_do_not_repeat_into_the_first() {
-    let pair = |a: &[usize], b: &[usize]| {
-        let inputs = [(F, a), (F, b)];
+    let typed = |t: DType, a: &[usize], u: DType, b: &[usize]| {
+        let inputs = [(t, a), (u, b)];
         let found = [
             accepts(&inputs, |b, i| b.add(i[0], i[1])),
             accepts(&inputs, |b, i| b.mul(i[0], i[1])),
@@ -100,6 +122,9 @@ fn rejects_second_operands_that_do_not_repeat_into_the_first() {
         assert!(found.iter().all(|f| *f == found[0]));
         found[0]
     };
+    let pair = |a: &[usize], b: &[usize]| typed(F, a, F, b);
+    assert!(!typed(F, &[64, 8], DType::F16, &[64]));
+    assert!(!typed(I, &[64, 8], I, &[64]));
     assert!(pair(&[64, 8], &[64]));
     assert!(!pair(&[64, 8], &[48]));
     assert!(!pair(&[64], &[64, 8]));
@@ -112,6 +137,9 @@ fn rejects_gates_of_another_shape_type_or_with_gaps() {
     assert!(split(F, &[64, 8]));
     assert!(!split(F, &[64, 7]));
     assert!(!split(DType::F16, &[64, 8]));
+    let halves = |t: DType| accepts(&[(t, &[64, 8])], |b, i| b.geglu_halves(i[0]));
+    assert!(!halves(I));
+    assert!(!accepts(&[(I, &[64, 8])], |b, i| b.geglu(i[0], i[0])));
     let with_gaps = accepts(&[(F, &[64, 8, 4])], |b, i| {
         let gate = b.swap_1_2(i[0])?;
         b.geglu(gate, gate)
@@ -148,11 +176,15 @@ fn rejects_types_that_element_wise_operations_do_not_take() {
     assert!(!accepts(&[(F, &[64])], |b, i| b.top_k(i[0], 0)));
     assert!(!accepts(&[(F, &[64, 8])], |b, i| b
         .repeat(i[0], Dims::new(&[64, 12]))));
-    let apart = |b: &mut GraphBuilder, i: &[TensorId]| {
-        let x = b.swap_1_2(i[0])?;
-        b.soft_max(x)
+    let apart = |op: Op| {
+        accepts(&[(F, &[64, 8, 4])], |b, i| {
+            let x = b.swap_1_2(i[0])?;
+            op(b, x)
+        })
     };
-    assert!(!accepts(&[(F, &[64, 8, 4])], apart));
+    assert!(!apart(|b, x| b.soft_max(x)));
+    assert!(!apart(|b, x| b.scale(x, 2.0)));
+    assert!(apart(|b, x| b.cont(x)));
 }
 
 #[test]
@@ -186,6 +218,21 @@ fn rejects_shapes_views_and_types_that_do_not_fit_the_tensor() {
     assert!(!concat(DType::F16, &[32, 8]));
     assert!(accepts(&[(F, &[64])], |b, i| b.cast(i[0], DType::Q8_0)));
     assert!(!accepts(&[(F, &[48])], |b, i| b.cast(i[0], DType::Q8_0)));
+    let cast = |from: DType, to: DType| accepts(&[(from, &[64])], |b, i| b.cast(i[0], to));
+    assert!(cast(DType::Q8_0, F));
+    assert!(!cast(DType::Q8_0, DType::F16));
+    assert!(!cast(F, DType::I64));
+    assert!(!cast(I, DType::Q8_0));
+    let apart = |to: DType| {
+        accepts(&[(F, &[64, 8, 4])], |b, i| {
+            let x = b.swap_1_2(i[0])?;
+            b.cast(x, to)
+        })
+    };
+    assert!(apart(DType::F16));
+    assert!(!apart(DType::Q8_0));
+    assert!(!accepts(&[(I, &[64, 8]), (I, &[32, 8])], |b, i| b
+        .concat_0(i[0], i[1])));
 }
 
 #[test]
@@ -209,6 +256,13 @@ fn rejects_positions_factors_masks_and_caches_that_do_not_match() {
         accepts(&inputs, |b, i| b.flash_attn(i[0], i[1], i[2], i[3], 1.0))
     };
     let half = DType::F16;
+    let queries = |t: DType| {
+        let (kv, m): (&[usize], &[usize]) = (&[64, 256, 2], &[256, 5]);
+        let inputs: [(DType, &[usize]); 4] = [(t, &[64, 5, 4]), (half, kv), (half, kv), (half, m)];
+        accepts(&inputs, |b, i| b.flash_attn(i[0], i[1], i[2], i[3], 1.0))
+    };
+    assert!(queries(F));
+    assert!(!queries(half));
     assert!(attend(half, &[64, 256, 2], half, &[256, 5]));
     assert!(attend(DType::Q8_0, &[64, 256, 2], half, &[256, 5]));
     assert!(!attend(DType::Q8_1, &[64, 256, 2], half, &[256, 5]));
