@@ -40,6 +40,8 @@ impl Emitter<'_> {
         want_kv: bool,
     ) -> Result<Projected> {
         let mut out = Projected::default();
+        // One matrix with all three, or up to three: what was joined at load is one product here. A
+        // part with no rows in a matrix is 0 long there.
         for m in self.layer_weights(il)?.qkv {
             if !(want_q && m.q > 0 || want_kv && m.k + m.v > 0) {
                 continue;
@@ -51,6 +53,7 @@ impl Emitter<'_> {
             out.k = out.k.or(part(m.k, m.q));
             out.v = out.v.or(part(m.v, m.q + m.k));
         }
+        // Before norm and RoPE: K gets both afterwards, V a norm without weight.
         if self.layer_config(il)?.v_from_k {
             out.v = out.k;
         }
@@ -62,6 +65,8 @@ impl Emitter<'_> {
         let n_rows = self.b.dims(part.product)?.ne(1);
         let view = View {
             dims: Dims::new(&[n_embd_head, n_head, n_rows]),
+            // Heads of a row lie side by side; the next row is a whole product row away, over the
+            // parts of the others.
             nb1: n_embd_head * size_of::<f32>(),
             nb2: self.b.row_stride(part.product)?,
             offset: part.first * size_of::<f32>(),
@@ -107,6 +112,7 @@ impl Emitter<'_> {
         let (factors, rope) = self.rope_of(il)?;
         let q = self.b.rope(q, pos, factors, rope)?;
         let q = self.named(q, "Qcur_pos", il)?;
+        // Brings the joined product into the graph, so that the nodes of K follow each other.
         Ok(self.b.expand(q)?)
     }
 
@@ -120,6 +126,7 @@ impl Emitter<'_> {
         let (d, h, is_swa) = (layer.n_embd_head, layer.n_head_kv, layer.is_swa);
         let w = self.layer_weights(il)?;
         let (k_cache, v_cache) = self.caches(il)?;
+        // A sliding layer's cache is a ring: its slots are other numbers than the positions.
         let rows = if is_swa {
             self.inputs.rows_swa
         } else {
@@ -134,6 +141,8 @@ impl Emitter<'_> {
         let k = self.flat(k, d * h)?;
         let k = self.b.set_rows(k_cache, k, rows)?;
         let k = self.named(k, "g4_k_write", il)?;
+        // Nothing reads the node `set_rows` gives; attention reads the cache itself. So both writes
+        // are put into the graph here, before attention: nodes run in this order.
         self.b.expand(k)?;
         let v = self.heads(p.v.ok_or_else(|| absent("V"))?, d, h)?;
         let v = self.b.rms_norm(v, self.p.config.rms_eps)?;
@@ -172,14 +181,18 @@ impl Emitter<'_> {
         let (donor, is_swa, n_embd_q) =
             (layer.donor, layer.is_swa, layer.n_embd_head * layer.n_head);
         let (d, h) = (layer.n_embd_head, layer.n_head_kv);
+        // A donor is of the layer's own kind, so the layer's mask fits the donor's cache.
         let mask = if is_swa { s.masks.swa } else { s.masks.global };
         let mask = mask.ok_or_else(|| absent("mask"))?;
+        // The mask says how many rows are read (T05): the bucket's for a linear cache, all of a ring.
         let n_kv = self.b.dims(mask)?.ne(0);
         let (k, v) = self.caches(donor)?;
         let k = self.cache_view(k, d, h, n_kv)?;
         let v = self.cache_view(v, d, h, n_kv)?;
+        // [n_embd_head, n_rows, n_head], as flash attention wants it; a view, it reads strides.
         let q = self.b.swap_1_2(q)?;
         let cur = self.b.flash_attn(q, k, v, mask, 1.0)?;
+        // The result has its heads back in dimension 1: [n_embd_head, n_head, n_rows].
         let cur = self.b.reshape(cur, Dims::new(&[n_embd_q, s.n_rows]))?;
         let cur = self.named(cur, "kqv_out", il)?;
         let w = self.layer_weights(il)?;
@@ -190,6 +203,12 @@ impl Emitter<'_> {
 
     /// Rows `0..n_kv` of a cache by head: `[n_embd_head, n_kv, n_head_kv]`.
     fn cache_view(&mut self, c: TensorId, d: usize, h: usize, n_kv: usize) -> Result<TensorId> {
+        // A cache row holds its heads side by side, so a head is a strided view of the rows:
+        //
+        //   row 0  | head 0 | head 1 |    nb2: one head
+        //   row 1  | head 0 | head 1 |    nb1: one row
+        //
+        // Quantised caches: a head has to be whole blocks, or its view would begin inside one.
         let dtype = self.b.dtype(c)?;
         let head_bytes = dtype
             .row_bytes(d as u64)

@@ -88,6 +88,8 @@ impl Ladder {
         if n <= N_TOKENS_EXACT || n >= self.chunk {
             return n;
         }
+        // Equal steps within an octave: the waste stays the same share of n at every size, with as
+        // many buckets in each octave.
         let (octave, step) = self.token_octave(n);
         let above = (n - octave).div_ceil(step).saturating_mul(step);
         octave
@@ -130,9 +132,11 @@ impl Ladder {
         while octave.saturating_mul(2) < exact {
             octave = octave.saturating_mul(2);
         }
+        // A step is whole strides of the kernel, so the sums are, too.
         let step = pad_kv(octave / self.kv_steps_per_octave.max(1)).max(KV_PAD);
         let above = (exact - octave).div_ceil(step).saturating_mul(step);
         let padded = octave.saturating_add(above).min(octave.saturating_mul(2));
+        // At the end of the cache the bucket is what is there.
         padded.min(n_ctx_rows).max(exact)
     }
 

@@ -41,6 +41,8 @@ impl Emitter<'_> {
     ) -> Result<Stream> {
         let x = self.b.get_rows(x, out.ids)?;
         let x = self.b.name(x, "g4_out_rows")?;
+        // Per-layer inputs project the token's embedding, not the stream: by now `x` has been
+        // through layers, so the few rows are embedded again.
         let ple = if self.p.weights.ple.is_some() {
             let embd = self.token_rows(out.tokens)?;
             self.per_layer_inputs(embd, out.tokens, out.ple, n_out, &layers)?
@@ -132,6 +134,7 @@ impl Emitter<'_> {
                     found: n.to_string(),
                 })
         };
+        // A table row holds all layers in order; a view may begin and end at a block's border only.
         let offset = bytes(n_ple * layers.start)?;
         let n = n_ple * layers.len();
         bytes(n)?;
@@ -157,6 +160,7 @@ impl Emitter<'_> {
         let config = self.p.config;
         let x = self.operand(x)?;
         let mut parts = Vec::new();
+        // Cut in two at load, where `layers` may be cut: nobody multiplies by rows that he drops.
         if layers.start == 0
             && let Some(body) = ple.body_proj
         {
@@ -188,6 +192,7 @@ impl Emitter<'_> {
         };
         let n_ple = self.p.config.n_embd_per_layer;
         let nb1 = n_ple * size_of::<f32>();
+        // [n_embd_per_layer, n_rows, layers]: a layer's piece is contiguous, as GEGLU needs it.
         let view = View {
             dims: Dims::new(&[n_ple, n_rows]),
             nb1,

@@ -25,6 +25,7 @@ impl Emitter<'_> {
         };
         let dense = self.norm(dense, moe.post_norm_1)?;
         let dense = self.named(dense, "ffn_mlp", il)?;
+        // Both branches read the stream, each through a norm of its own.
         let experts = self.experts(il, attn_out, moe)?;
         let sum = self.b.add(dense, experts)?;
         self.named(sum, "ffn_moe_combined", il)
@@ -38,6 +39,9 @@ impl Emitter<'_> {
                 let id = self.weight(id)?;
                 let both = self.b.mul_mat(id, x)?;
                 let gated = self.b.geglu_halves(both)?;
+                // One row: product and GEGLU are one kernel, which writes `gated` while it reads
+                // `x`, so `x` must not give its memory away. More rows: the rounding that
+                // `operand` adds is part of GEGLU's kernel, which reads `both`.
                 self.keep(gated, &[x])?;
                 self.chain = vec![both];
                 gated

@@ -136,6 +136,8 @@ impl InputLayout {
             }
             Kind::Body | Kind::Full => None,
         };
+        // All so far goes up in one copy. Masks can be larger than all else together, and the device
+        // fills them where it can.
         let small_bytes = at.0;
         let mut masks = |layers: std::ops::Range<usize>, rows: usize| {
             let of = |swa: bool| {

@@ -228,12 +228,14 @@ impl Emitter<'_> {
     fn model(&mut self) -> Result<Option<TensorId>> {
         let config = self.p.config;
         let kind = self.shape.kind;
+        // Layers that all rows run: up to the last one that owns K/V, or all.
         let n_full = full_layers(config, kind, self.p.options.skip_dead_rows);
         let mut stream = self.embed(self.inputs.tokens, self.shape.n_tokens, 0..n_full)?;
         for il in 0..n_full {
             stream.x = self.layer(il, stream)?;
         }
         if n_full < config.n_layer {
+            // The last K/V that these rows owe to others. Behind it only wanted rows go on.
             self.write_kv_only(n_full, stream)?;
             let Some(out) = self.inputs.out else {
                 return Ok(None);
@@ -243,6 +245,7 @@ impl Emitter<'_> {
             };
             let mut wanted = self.embed_wanted(out, n_out, stream.x, n_full..config.n_layer)?;
             for il in n_full..config.n_layer {
+                // All rows have written this layer's K/V just now, the wanted ones among them.
                 wanted.x = if il == n_full {
                     self.layer_without_kv(il, wanted)?
                 } else {
@@ -252,6 +255,7 @@ impl Emitter<'_> {
             return Ok(Some(self.head(wanted.x)?));
         }
         match (kind, self.inputs.out) {
+            // Dead rows are not skipped: nothing reads the stream, and only what is expanded runs.
             (Kind::Body, _) => {
                 self.b.expand(stream.x)?;
                 Ok(None)
@@ -273,6 +277,7 @@ impl Emitter<'_> {
         let owns_kv = self.layer_config(il)?.owns_kv;
         let projected = self.project(il, operand, true, owns_kv)?;
         let q = self.query(il, projected, s.pos)?;
+        // Before attention: the rows of a chunk see each other through the cache.
         if owns_kv {
             self.write_kv(il, projected, s.pos)?;
         }
@@ -310,6 +315,7 @@ impl Emitter<'_> {
         if let Some(ple) = s.ple {
             cur = self.per_layer(il, cur, ple, il - s.ple_first, s.n_rows)?;
         }
+        // The whole stream, residual included, not only what the layer adds.
         if let Some(scale) = w.out_scale {
             let scale = self.weight(scale)?;
             cur = self.b.mul(cur, scale)?;

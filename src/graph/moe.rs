@@ -23,6 +23,7 @@ impl Emitter<'_> {
         let x = self.norm(attn_out, w.pre_norm_2)?;
         let x = self.named(x, "ffn_norm_2", il)?;
         let n_rows = self.b.dims(x)?.ne(1);
+        // The router has a norm of its own; `x` is for the experts only.
         let logits = self.router_logits(il, attn_out, w)?;
         let (ids, weights) = self.route(il, logits, n_used, n_rows)?;
         let n_embd = self.p.config.n_embd;
@@ -66,6 +67,7 @@ impl Emitter<'_> {
         let probs = self.named(probs, "ffn_moe_probs", il)?;
         let ids = self.b.top_k(probs, n_used)?;
         let ids = self.named(ids, "ffn_moe_topk", il)?;
+        // As a table of one column for each row, so that get_rows picks single probabilities.
         let probs = self.b.reshape(probs, Dims::new(&[1, n_expert, n_rows]))?;
         let weights = self.b.get_rows(probs, ids)?;
         let weights = self.b.reshape(weights, Dims::new(&[n_used, n_rows]))?;
@@ -74,6 +76,7 @@ impl Emitter<'_> {
         let weights = self.b.div(weights, sum)?;
         let weights = self.b.reshape(weights, Dims::new(&[1, n_used, n_rows]))?;
         let weights = self.named(weights, "ffn_moe_weights_norm", il)?;
+        // Now, while softmax to division are neighbours: ggml-cuda takes them as one kernel.
         self.b.expand(weights)?;
         Ok((ids, weights))
     }
@@ -99,6 +102,7 @@ impl Emitter<'_> {
                     nb2: nb1 * n_used,
                     offset,
                 };
+                // Halves of each row as views: no copy. GEGLU takes rows at equal distances.
                 let gate = self.b.view(both, view(0))?;
                 let up = self.b.view(both, view(n_ff * size_of::<f32>()))?;
                 Ok(self.b.geglu(gate, up)?)
@@ -124,7 +128,7 @@ impl Emitter<'_> {
         let scale = self.weight(scale)?;
         let table = self.b.reshape(scale, Dims::new(&[1, n_expert]))?;
         let table = self.b.repeat(table, Dims::new(&[1, n_expert, n_rows]))?;
-        // [1, n_used, n_rows]
+        // get_rows wants a table for each row of ids: the same one, repeated. [1, n_used, n_rows]
         Ok(self.b.get_rows(table, ids)?)
     }
 
@@ -132,6 +136,8 @@ impl Emitter<'_> {
     fn sum_experts(&mut self, x: TensorId, n_used: usize, n_rows: usize) -> Result<TensorId> {
         let nb1 = self.b.row_stride(x)?;
         let n_embd = self.p.config.n_embd;
+        // Additions in a fixed order, not a sum over a dimension: the order decides the last bits,
+        // and this is llama.cpp's.
         let mut sum = None;
         for i in 0..n_used {
             let view = View {
