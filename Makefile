@@ -17,12 +17,13 @@ demo:
 test:
 	$(CARGO) test --features $(FEATURES)
 
-# Formatting, lints with and without the peer, documentation, the patch series, the pin.
+# Formatting, lints with and without the peer and of the fuzz targets, documentation, the patch series, the pin.
 check: patches vendor-check
 	scripts/api-list.sh --check
 	$(CARGO) fmt --check
 	G4_BINDINGS_ONLY=1 $(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
+	G4_BINDINGS_ONLY=1 $(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
 
 # clippy with the oldest Rust that is supported, installed with rustup.
