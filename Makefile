@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Features of what is tested and bundled beside the default build.
 FEATURES ?= llama
 
-.PHONY: build test check msrv deny api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
+.PHONY: build test check msrv deny miri api patches series-hash vendor-check tools cuda-toolchain cuda-check bundle vocab demo browser-check fuzz memcheck
 
 build:
 	$(CARGO) build --release
@@ -33,6 +33,10 @@ msrv:
 # Licences, sources, second versions and known faults of all crates, by deny.toml.
 deny:
 	scripts/deny.sh
+
+# Tests of what calls no C under Miri (docs/fuzzing.md), with a nightly toolchain.
+miri:
+	scripts/miri.sh
 
 # Lists what src/ggml uses of the C interface: build.rs binds that and nothing else.
 api:

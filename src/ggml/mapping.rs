@@ -9,9 +9,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::Mmap;
-
 use super::callbacks;
+
+// Miri knows no file mappings: under it the bytes are read.
+#[cfg(miri)]
+type Bytes = Vec<u8>;
+#[cfg(not(miri))]
+type Bytes = memmap2::Mmap;
 
 /// Files that are mapped now, with their length at that time in bytes.
 static MAPPED: Mutex<Vec<(PathBuf, u64)>> = Mutex::new(Vec::new());
@@ -24,7 +28,7 @@ static MAPPED: Mutex<Vec<(PathBuf, u64)>> = Mutex::new(Vec::new());
 /// renaming, not by writing over them.
 #[derive(Debug)]
 pub struct Mapping {
-    map: Mmap,
+    map: Bytes,
     file: File,
     opened: Metadata,
     path: PathBuf,
@@ -51,7 +55,10 @@ impl Mapping {
         // we only ever hand out plain bytes that are copied or checked before use, so a changed
         // byte is a wrong number, not a broken invariant. Truncation is documented above. The
         // precondition "a file, open for reading" was checked by the two calls above.
-        let map = unsafe { Mmap::map(&file)? };
+        #[cfg(not(miri))]
+        let map = unsafe { Bytes::map(&file)? };
+        #[cfg(miri)]
+        let map = std::fs::read(path)?;
         let path = path.to_owned();
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         mapped.push((path.clone(), map.len() as u64));
@@ -96,7 +103,7 @@ impl MappedRange {
 
     /// Asks the system to read the bytes ahead of their first use. A hint: without effect elsewhere.
     pub fn prefetch(&self) {
-        #[cfg(unix)]
+        #[cfg(all(unix, not(miri)))]
         let _ = self.mapping.map.advise_range(
             memmap2::Advice::WillNeed,
             self.range.start,
@@ -107,7 +114,7 @@ impl MappedRange {
     /// Takes bytes that were copied out of this process's memory; reading them again is slower, not
     /// different. A hint, as above.
     pub fn release(&self) {
-        #[cfg(unix)]
+        #[cfg(all(unix, not(miri)))]
         {
             use memmap2::UncheckedAdvice::DontNeed;
             let (map, range) = (&self.mapping.map, &self.range);
