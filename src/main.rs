@@ -8,11 +8,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{
+    SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ,
+};
 use signal_hook::iterator::Signals;
 
 use g4prefill::cli::{self, Cli, Console, Interrupt, Outcome, SignalAction};
 use g4prefill::{ggml, unfinished};
+
+/// Signals that end the process at once and with a word of the shell's only: an abort, Ctrl-\, a
+/// limit on time, what schedulers send.
+const ENDS: [i32; 6] = [SIGABRT, SIGQUIT, SIGXCPU, SIGALRM, SIGUSR1, SIGUSR2];
 
 fn main() -> ExitCode {
     let cli = match Cli::from_command_line() {
@@ -51,11 +57,11 @@ fn main() -> ExitCode {
 fn install_signals(interrupt: Interrupt, quiet: bool) -> anyhow::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).context("handle SIGXFSZ")?;
     ggml::on_lost_page(exit_for).context("handle SIGBUS")?;
-    ggml::remove_unfinished_on_abort().context("handle SIGABRT")?;
     // What the parent process ignores for us (nohup, a job in the background) stays ignored.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter();
-    let wanted = wanted.filter(|&signal| !cli::is_ignored(&status, signal));
+    let is_wanted = |signal: &i32| !cli::is_ignored(&status, *signal);
+    ggml::remove_unfinished_on(ENDS.into_iter().filter(is_wanted)).context("handle SIGABRT")?;
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_wanted);
     let mut signals = Signals::new(wanted).context("handle Ctrl-C")?;
     let listen = move || {
         for _ in &mut signals {

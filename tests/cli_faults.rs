@@ -65,8 +65,8 @@ fn lower_the_limit(kib: impl Iterator<Item = u64>, n_prompt: u32) -> BTreeSet<&'
     stages
 }
 
-/// Whether an allocator ended the process over something small, which Rust's always does, or over
-/// the work memory of ggml, whose C++ throws.
+/// Whether an allocator ended the process over something small, which Rust's always does, and so does
+/// an exception of C++.
 fn is_small_allocation(said: &str) -> bool {
     const MOST: u64 = 1 << 20;
     let rest = said.split("memory allocation of ").nth(1);

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process::Command;
 
 use cli_support::{
-    Run, command, f32s, finish, finish_with_input, g4prefill, in_shell, names_in, read_f32, text,
-    tiny_command, tiny_with_input,
+    Run, command, f32s, finish, finish_with_input, g4prefill, in_shell, model, names_in, read_f32,
+    text, tiny_command, tiny_with_input,
 };
 
 fn logits_to(out: &Path) -> Run {
@@ -181,4 +181,113 @@ fn limit_on_the_size_of_logits_is_an_error_and_leaves_nothing() {
 
     run.code(2).says(text(&out));
     assert_eq!(names_in(folder.path()), ["ids"]);
+}
+
+/// What one run of a command that ends at once writes nowhere else than where it may.
+fn refused_and_kept(kept: &Path, args: &[&str], message: &str) {
+    let before = std::fs::read(kept).unwrap();
+
+    g4prefill(args).code(2).says(text(kept)).says(message);
+
+    assert!(std::fs::read(kept).unwrap() == before, "{args:?}");
+}
+
+#[test]
+fn no_output_replaces_a_model_or_what_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let tiny = std::fs::read(model("tiny", "f32")).unwrap();
+    let m = file("m.gguf", &tiny);
+    let other = file("other.gguf", &tiny);
+    let book = file("book.txt", b"the old captain");
+    let ids = file("ids", b"1 2 3");
+    let (m, ids_name) = (text(&m), text(&ids));
+    for kept in [Path::new(m), &other] {
+        let to = text(kept);
+        let found = "found a model (GGUF)";
+        let bench = ["bench", "-m", m, "--n-prompt", "8"];
+        for option in ["--json", "--md", "--svg"] {
+            refused_and_kept(kept, &[&bench[..], &[option, to]].concat(), found);
+        }
+        let profile = ["profile", "-m", m, "--n-prompt", "8"];
+        for option in ["--trace", "--html", "--dot", "--graph-json"] {
+            refused_and_kept(kept, &[&profile[..], &[option, to]].concat(), found);
+        }
+        let run = ["run", "-m", m, "-p", "a", "--save-session", to];
+        refused_and_kept(kept, &run, "or an older session");
+    }
+    let logits = |to| ["logits", "-m", m, "--ids", ids_name, "-o", to];
+    refused_and_kept(&other, &logits(text(&other)), "found a model (GGUF)");
+    for kept in [Path::new(m), &ids] {
+        refused_and_kept(kept, &logits(text(kept)), "an output of its own");
+    }
+    let run = ["run", "-m", m, "-f", text(&book), "--save-session"];
+    let run = [&run[..], &[text(&book)]].concat();
+    refused_and_kept(&book, &run, "or an older session");
+    assert_eq!(
+        names_in(folder.path()),
+        ["book.txt", "ids", "m.gguf", "other.gguf"]
+    );
+}
+
+#[test]
+fn a_model_is_found_behind_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model("tiny", "f32");
+    let link = folder.path().join("link");
+    symlink(&model, &link).unwrap();
+
+    let args = ["run", "-m", text(&model), "-p", "a", "--save-session"];
+    refused_and_kept(
+        &link,
+        &[&args[..], &[text(&link)]].concat(),
+        "found another",
+    );
+
+    assert!(link.is_symlink());
+}
+
+#[test]
+fn outputs_of_one_command_have_names_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, same) = (folder.path().join("a"), folder.path().join("./a"));
+    let (file, same) = (text(&file), text(&same));
+    for args in [
+        ["bench", "--json", file, "--md", same],
+        ["bench", "--md", same, "--svg", file],
+        ["profile", "--html", file, "--trace", same],
+    ] {
+        let more = ["-m", "/nowhere/m.gguf", "--n-prompt", "8"];
+        g4prefill(&[&args[..], &more].concat())
+            .code(2)
+            .says("another output");
+    }
+    assert_eq!(names_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn targets_of_bench_are_looked_at_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = ["bench", "-m", "/nowhere/m.gguf", "--json"];
+
+    g4prefill(&[&bench[..], &[text(folder.path())]].concat())
+        .code(2)
+        .says("expected a file, found a folder");
+    g4prefill(&["bench", "-m", "/nowhere/m.gguf", "--md", "-"])
+        .code(2)
+        .says("found stdout, which carries the table");
+}
+
+#[test]
+fn comparison_does_not_replace_a_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = folder.path().join("old.json");
+    std::fs::write(&old, "{}").unwrap();
+    let args = ["bench", "--compare", text(&old), text(&old), "--json"];
+
+    refused_and_kept(&old, &[&args[..], &[text(&old)]].concat(), "an input");
 }

@@ -235,7 +235,7 @@ fn interrupted_prompt_is_saved_as_far_as_it_was_read() {
 fn session_that_cannot_be_written_leaves_the_old_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.session");
-    std::fs::write(&file, "old").unwrap();
+    std::fs::write(&file, "G4PSESSN old").unwrap();
     let command = tiny_command(
         "run",
         &["-p", TEXT, "-n", "0", "--save-session", text(&file)],
@@ -244,6 +244,20 @@ fn session_that_cannot_be_written_leaves_the_old_one() {
     let run = finish(in_shell("ulimit -f 8; exec \"$@\"", &command));
 
     run.code(2).says("save session").says("File too large");
-    assert_eq!(std::fs::read(&file).unwrap(), b"old");
+    assert_eq!(std::fs::read(&file).unwrap(), b"G4PSESSN old");
     assert_eq!(names_in(folder.path()), ["a.session"]);
+}
+
+#[test]
+fn a_distance_beyond_any_session_is_saved_and_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.session");
+    let most = u64::MAX.to_string();
+    let save = ["-n", "0", "--save-session", text(&file)];
+
+    run(TEXT, &[&save[..], &["--checkpoint-every", &most]].concat());
+    let again = run(TEXT, &["-n", "1", "--load-session", text(&file)]).json();
+
+    let loaded = &again["loaded_session"];
+    assert_eq!(number(loaded, "n_reused") + 1, number(loaded, "n_saved"));
 }

@@ -183,3 +183,19 @@ fn synth_interrupted_twice_leaves_nothing() {
     run.end().code(130).says("g4prefill: interrupted");
     assert_eq!(names_in(folder.path()), [""; 0]);
 }
+
+#[test]
+fn signals_that_end_at_once_leave_nothing_unfinished() {
+    for (signal, number) in [("ABRT", 6), ("QUIT", 3), ("USR1", 10), ("XCPU", 24)] {
+        let folder = tempfile::tempdir().unwrap();
+        let session = folder.path().join("a.session");
+        let run = long_run(&["--save-session", text(&session)]);
+        assert_eq!(names_in(folder.path()).len(), 1);
+
+        run.signal(signal);
+
+        let run = run.end();
+        assert_eq!(run.signal(), Some(number), "{signal}: {}", run.stderr());
+        assert_eq!(names_in(folder.path()), [""; 0], "{signal}");
+    }
+}

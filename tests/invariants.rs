@@ -9,7 +9,9 @@
 mod support;
 
 use g4prefill::Error;
-use g4prefill::engine::{CancelToken, EngineError, EngineOptions, PrefillControl, Rows, Switches};
+use g4prefill::engine::{
+    CancelToken, Engine, EngineError, EngineOptions, PrefillControl, Rows, Switches,
+};
 use g4prefill::ggml::GgmlError;
 use g4prefill::gguf::DType;
 use support::tolerance::own_bound;
@@ -460,6 +462,15 @@ fn bad_input_is_refused_with_its_numbers() {
     );
     assert_eq!(session.n_past(), 0);
     prefill(&mut session, &[1, 2, 3], &Rows::Last);
+    for n_ctx in [1 << 31, usize::MAX] {
+        let options = EngineOptions {
+            n_ctx,
+            ..options(64)
+        };
+        let error = Engine::load(&fixture.gguf, options, &mut |_| {}).expect_err("too long");
+        let text = format!("n_ctx: expected up to 2147483647 tokens, found {n_ctx}");
+        assert_eq!(error.to_string(), text);
+    }
 }
 
 #[test]

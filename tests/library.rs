@@ -14,7 +14,8 @@ use std::sync::Arc;
 use g4prefill::Error;
 use g4prefill::engine::bucket::Ladder;
 use g4prefill::engine::{
-    CancelToken, Engine, EngineOptions, Logits, PlanReport, PrefillControl, Rows, Session,
+    CancelToken, ChunkRecorder, Engine, EngineOptions, Logits, PlanReport, PrefillControl,
+    Progress, Rows, Session,
 };
 use g4prefill::ggml::Backend;
 use g4prefill::gguf::GgufFile;
@@ -147,6 +148,83 @@ fn two_engines_in_one_process_do_not_disturb_each_other() {
             });
         }
     });
+}
+
+/// Runs `work`, which panics.
+fn panics(work: impl FnOnce()) {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    assert!(caught.is_err(), "expected a panic");
+}
+
+/// Rings of 256 rows that have wrapped, and a window of 32.
+const LONG: usize = 300;
+
+#[test]
+fn a_panic_of_a_callback_leaves_a_session_that_continues() {
+    let _alone = alone();
+    let engine = engine(64);
+    let tokens = random_tokens(LONG, engine.config().n_vocab, 5);
+    let mut whole = engine.session(512).unwrap();
+    let expected = bits(&prefill(&mut whole, &tokens, &Rows::Last).data);
+    let mut session = engine.session(512).unwrap();
+
+    panics(|| {
+        let mut progress = |p: Progress| assert!(p.processed < 128, "as a user's code may");
+        let mut control = PrefillControl {
+            progress: Some(&mut progress),
+            ..PrefillControl::default()
+        };
+        drop(session.prefill(&tokens, &Rows::Last, &mut control));
+    });
+
+    assert_eq!(session.tokens(), &tokens[..128]);
+    let rest = prefill(&mut session, &tokens[128..], &Rows::Last);
+    assert_eq!(bits(&rest.data), expected);
+    panics(|| {
+        let path = Fixture::load("e-donor-f32").gguf;
+        drop(Engine::load(&path, options(64), &mut |_| {
+            panic!("as a user's code may")
+        }));
+    });
+    drop(engine.session(64).unwrap());
+}
+
+/// A chunk that was computed and then not taken has written over rows all the same.
+#[test]
+fn a_chunk_that_failed_behind_its_writes_takes_no_wrong_rows_into_a_rollback() {
+    let _alone = alone();
+    let engine = engine(64);
+    let tokens = random_tokens(LONG + 64, engine.config().n_vocab, 6);
+    let mut session = engine.session(512).unwrap();
+    prefill(&mut session, &tokens[..LONG], &Rows::Last);
+    // The clock is asked before and behind the computation.
+    let n_asked = std::cell::Cell::new(0);
+    let mut recorder = ChunkRecorder::new(move || {
+        n_asked.set(n_asked.get() + 1);
+        assert!(n_asked.get() < 2, "as a user's code may");
+        0
+    });
+    panics(|| {
+        let mut control = PrefillControl {
+            recorder: Some(&mut recorder),
+            ..PrefillControl::default()
+        };
+        drop(session.prefill(&tokens[LONG..], &Rows::Last, &mut control));
+    });
+    assert_eq!(session.n_past(), LONG);
+
+    // The oldest end whose window the rings would still hold, had the chunk not been computed.
+    let oldest = LONG - 256 + 31;
+    let refused = session.truncate(oldest).unwrap_err().to_string();
+    assert!(
+        refused.contains("cannot truncate to 75 tokens"),
+        "{refused}"
+    );
+    let next = prefill(&mut session, &tokens[LONG..], &Rows::Last);
+    let mut fresh = engine.session(512).unwrap();
+    prefill(&mut fresh, &tokens[..LONG], &Rows::Last);
+    let expected = prefill(&mut fresh, &tokens[LONG..], &Rows::Last);
+    assert_eq!(bits(&next.data), bits(&expected.data));
 }
 
 /// A number of any size, from a small generator.

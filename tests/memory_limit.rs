@@ -14,11 +14,14 @@
 
 mod support;
 
+use std::path::Path;
+
 use g4prefill::Error;
-use g4prefill::engine::{EngineOptions, PrefillControl, Rows, Session};
+use g4prefill::engine::{CancelToken, EngineOptions, PrefillControl, Rows, Session};
 use g4prefill::ggml::GgmlError;
+use g4prefill::gguf::DType;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{Fixture, bits, cpu_options, load, prefill, process_bytes, random_tokens};
+use support::{Fixture, bits, cpu_options, load, prefill, process_bytes, random_tokens, synthetic};
 
 /// Runs `work` with at most `more` bytes of address space beyond what is in use.
 fn with_limit<T>(more: u64, work: impl FnOnce() -> T) -> T {
@@ -129,4 +132,72 @@ fn a_session_that_ran_out_of_memory_goes_on_with_the_right_bits() {
         what.contains("compute arena") && n_refused > 3,
         "{n_refused}: {what:?}"
     );
+    drop(engine);
+    let folder = tempfile::tempdir().unwrap();
+    let path = synthetic::model(folder.path(), "tiny", |spec| spec.n_swa = 8192);
+    work_memory_that_is_missing_is_an_error(&path);
+    a_checkpoint_without_room_is_an_error(&path);
+}
+
+/// Stops a call before its first chunk: all that it needs is there then, but for what ggml takes by
+/// itself when it computes.
+fn prepare(session: &mut Session, tokens: &[u32]) {
+    let cancel = CancelToken::default();
+    cancel.cancel();
+    let mut control = PrefillControl {
+        cancel: Some(&cancel),
+        ..PrefillControl::default()
+    };
+    session
+        .prefill(tokens, &Rows::Last, &mut control)
+        .unwrap_err();
+}
+
+fn work_memory_that_is_missing_is_an_error(path: &Path) {
+    let options = EngineOptions {
+        kv_type: DType::Q8_0,
+        chunk: 2048,
+        // Attention takes some for each.
+        n_threads: 32,
+        ..cpu_options()
+    };
+    let engine = load(path, options);
+    let tokens = random_tokens(2000, engine.config().n_vocab, 2);
+    let mut session = engine.session(2000).unwrap();
+    let expected = bits(&prefill(&mut session, &tokens, &Rows::Last).data);
+    let mut session = engine.session(2000).unwrap();
+    prepare(&mut session, &tokens);
+    for _ in 0..2 {
+        let refused = with_limit(0, || read(&mut session, &tokens));
+        assert!(
+            matches!(refused, Err(Error::Ggml(GgmlError::WorkMemory { .. }))),
+            "{refused:?}"
+        );
+        assert_eq!(session.n_past(), 0);
+    }
+    assert_eq!(read(&mut session, &tokens).unwrap(), expected);
+}
+
+fn a_checkpoint_without_room_is_an_error(path: &Path) {
+    let engine = load(path, cpu_options());
+    let tokens = random_tokens(2000, engine.config().n_vocab, 3);
+    let mut session = engine.session(2048).unwrap();
+    prefill(&mut session, &tokens, &Rows::Last);
+    session.set_checkpoints(1);
+
+    let refused = with_limit(0, || read(&mut session, &tokens[..1]));
+
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Ggml(GgmlError::Alloc {
+                what: "checkpoint",
+                ..
+            }))
+        ),
+        "{refused:?}"
+    );
+    assert_eq!((session.n_past(), session.checkpoints().len()), (2001, 0));
+    read(&mut session, &tokens[..1]).unwrap();
+    assert_eq!(session.checkpoints(), [2002]);
 }

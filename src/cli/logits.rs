@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow, bail};
 use serde::Serialize;
 
-use super::out_file::{OutFile, is_stdout};
+use super::out_file::{OutFile, is_stdout, require_apart};
 use super::report::{
     self, BucketReport, ChunkReport, DeviceReport, GraphReport, Provenance, SCHEMA_VERSION,
 };
@@ -42,22 +42,6 @@ pub struct Args {
     /// Print one JSON object on stdout
     #[arg(long)]
     pub json: bool,
-}
-
-/// Refuses an output that would replace the model or the ids.
-fn refuse_own_input(args: &Args) -> anyhow::Result<()> {
-    let Ok(output) = args.output.canonicalize() else {
-        return Ok(());
-    };
-    for input in [&args.model, &args.ids] {
-        if input.canonicalize().is_ok_and(|input| input == output) {
-            return Err(anyhow!(
-                "{}: expected an output that is not an input, found the same file",
-                args.output.display()
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[derive(Debug, Serialize)]
@@ -100,7 +84,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
             ids.len()
         )
     })?;
-    refuse_own_input(args)?;
+    require_apart(&[Some(&args.output)], &[&args.model, &args.ids])?;
     let mut out = OutFile::create(&args.output)?;
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let n_vocab = loaded.engine.config().n_vocab;

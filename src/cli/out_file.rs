@@ -1,7 +1,7 @@
 //! Logits on their way out: to a file that appears whole or not at all, to a pipe, to stdout.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Stdout, Write};
+use std::io::{BufWriter, Read as _, Stdout, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -17,6 +17,67 @@ const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 /// Whether an output path means stdout.
 pub fn is_stdout(path: &Path) -> bool {
     STDOUT.iter().any(|name| path == Path::new(name))
+}
+
+/// First bytes of a model.
+const MODEL_MAGIC: [u8; 4] = *b"GGUF";
+
+/// Refuses outputs that would replace an input, or each other. Stdout and devices replace nothing.
+pub fn require_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> anyhow::Result<()> {
+    let mut taken: Vec<PathBuf> = inputs
+        .iter()
+        .filter_map(|p| p.canonicalize().ok())
+        .collect();
+    for path in outputs.iter().flatten() {
+        let Some(place) = place(path) else { continue };
+        if taken.contains(&place) {
+            bail!(
+                "{}: expected an output of its own, found an input or another output",
+                path.display()
+            );
+        }
+        taken.push(place);
+    }
+    Ok(())
+}
+
+/// The file that an output would become, by the name that it has on this machine.
+fn place(output: &Path) -> Option<PathBuf> {
+    if is_stdout(output) {
+        return None;
+    }
+    let Ok(Target::File(file)) = Target::of(output) else {
+        return None;
+    };
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+    Some(folder.join(file.file_name()?))
+}
+
+/// The first bytes of a file that an output would replace, at most `n`; none where there is no
+/// file, or one that cannot be read.
+pub(super) fn head(output: &Path, n: u64) -> Vec<u8> {
+    let mut found = Vec::new();
+    // Opening a pipe would wait for its writer.
+    if output.metadata().is_ok_and(|found| found.is_file())
+        && let Ok(file) = File::open(output)
+    {
+        // What cannot be read is told by the write.
+        let _ = file.take(n).read_to_end(&mut found);
+    }
+    found
+}
+
+/// What an output leads to. A model is not replaced: it may have taken hours to download.
+pub fn target(path: &Path) -> anyhow::Result<Target> {
+    let target = Target::of(path).with_context(|| format!("write {}", path.display()))?;
+    if head(path, MODEL_MAGIC.len() as u64) == MODEL_MAGIC {
+        bail!(
+            "write {}: expected a new name or an older result, found a model (GGUF)",
+            path.display()
+        );
+    }
+    Ok(target)
 }
 
 /// Bytes or rows of little-endian float32 on their way to a file or to stdout.
@@ -37,12 +98,16 @@ enum Sink {
 impl OutFile {
     /// Opens `path` for writing, `-` as stdout: before the work, so that a wrong path costs none.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
+        if is_stdout(path) {
+            let writer = BufWriter::with_capacity(BUFFER_BYTES, std::io::stdout());
+            return Ok(Self {
+                path: path.to_owned(),
+                sink: Sink::Stdout(writer),
+            });
+        }
+        let target = target(path)?;
         let open = || -> std::io::Result<Sink> {
-            if is_stdout(path) {
-                let writer = BufWriter::with_capacity(BUFFER_BYTES, std::io::stdout());
-                return Ok(Sink::Stdout(writer));
-            }
-            if Target::of(path)? == Target::Stream {
+            if target == Target::Stream {
                 let file = OpenOptions::new().write(true).open(path)?;
                 return Ok(Sink::Direct(BufWriter::with_capacity(BUFFER_BYTES, file)));
             }

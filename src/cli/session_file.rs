@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use super::out_file::head;
 use super::report::count;
 use super::{Console, drive};
 use crate::engine::budget::Bytes;
-use crate::engine::{Engine, Rewind, Session};
+use crate::engine::{Engine, Rewind, SESSION_MAGIC, Session};
 use crate::unfinished::Unfinished;
 
 /// Options about sessions on disk.
@@ -93,6 +94,13 @@ impl SessionArgs {
         let Some(path) = &self.save_session else {
             return Ok(None);
         };
+        let found = head(path, SESSION_MAGIC.len() as u64);
+        if !found.is_empty() && found != SESSION_MAGIC {
+            bail!(
+                "save session {}: expected a new name or an older session, found another file",
+                path.display()
+            );
+        }
         let file = Unfinished::create(path);
         let file = file.with_context(|| format!("save session {}", path.display()))?;
         let path = path.clone();

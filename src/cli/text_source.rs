@@ -1,7 +1,7 @@
 //! Where a command takes its text from: a file, the command line or stdin.
 
 use std::ffi::OsString;
-use std::io::Read as _;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -41,17 +41,30 @@ impl TextSource {
     }
 }
 
+/// Most bytes of a text or a list of ids: far more than any context holds, and a stop for a source
+/// that never ends.
+const MAX_BYTES: u64 = 1 << 30;
+
 /// The bytes of a file, or of stdin for `-`.
 pub fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        std::io::stdin()
-            .lock()
-            .read_to_end(&mut bytes)
-            .context("read stdin")?;
-        return Ok(bytes);
+        return read_all(std::io::stdin().lock(), MAX_BYTES).context("read stdin");
     }
-    std::fs::read(path).with_context(|| format!("read {}", path.display()))
+    let read = || read_all(std::fs::File::open(path)?, MAX_BYTES);
+    read().with_context(|| format!("read {}", path.display()))
+}
+
+/// All bytes of a source, which are at most `most`.
+fn read_all(source: impl Read, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source
+        .take(most.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let text = format!("expected at most {most} bytes, found more");
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
 }
 
 /// Warns of a text that is empty or no UTF-8; returns the offset in bytes of the first byte that
@@ -108,6 +121,14 @@ mod tests {
             parse(&["-p", "-5 degrees"]).unwrap().read().unwrap(),
             b"-5 degrees"
         );
+    }
+
+    #[test]
+    fn source_that_never_ends_is_refused() {
+        let error = read_all(std::io::repeat(b'y'), 1000).unwrap_err();
+
+        assert!(error.to_string().contains("at most 1000 bytes"), "{error}");
+        assert_eq!(read_all(&[7; 1000][..], 1000).unwrap(), [7; 1000]);
     }
 
     #[test]

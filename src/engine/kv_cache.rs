@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::engine::{bucket, ring};
-use crate::ggml::{Backend, Device, Dims, GgmlError, Store, StoreId, TensorSpec};
+use crate::ggml::{Backend, Device, Dims, GgmlError, Store, StoreId, TensorSpec, host_resize};
 use crate::gguf::DType;
 use crate::graph::KvTensors;
 use crate::model::{Config, LayerConfig};
@@ -187,7 +187,7 @@ impl KvCache {
                 let mut pieces = Vec::new();
                 cut(from, 0..old.tensors.store.tensor_bytes(from)?, &mut pieces);
                 for piece in pieces {
-                    buffer.resize(piece.len, 0);
+                    host_resize(&mut buffer, piece.len, "piece of the K/V caches")?;
                     old.read(piece, &mut buffer)?;
                     self.write(Piece { id: to, ..piece }, &buffer)?;
                 }

@@ -29,8 +29,8 @@ pub use policy::DeviceTraits;
 pub use recorder::{ChunkRecorder, ChunkRun, How};
 pub use report::PlanReport;
 pub use session::{
-    CancelToken, Counters, HostTimes, Logits, Poison, PrefillControl, Progress, Rewind, Session,
-    SessionFileError,
+    CancelToken, Counters, HostTimes, Logits, Poison, PrefillControl, Progress, Rewind,
+    SESSION_MAGIC, Session, SessionFileError,
 };
 
 use std::ops::{ControlFlow, Range};
@@ -183,6 +183,10 @@ fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
     };
     if options.chunk > 65536 {
         return out_of("chunk", "up to 65536 tokens", options.chunk);
+    }
+    // Positions are signed 32-bit numbers in a graph.
+    if options.n_ctx > i32::MAX as usize {
+        return out_of("n_ctx", "up to 2147483647 tokens", options.n_ctx);
     }
     if !(1..=1024).contains(&options.n_threads) {
         return out_of("threads", "1 to 1024", options.n_threads);

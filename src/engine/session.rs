@@ -13,7 +13,7 @@ mod poison;
 mod prepare;
 
 pub use checkpoint::Rewind;
-pub use header::SessionFileError;
+pub use header::{SESSION_MAGIC, SessionFileError};
 pub use outcome::{CancelToken, Counters, HostTimes, Logits, PrefillControl, Progress};
 pub use poison::Poison;
 
@@ -309,7 +309,6 @@ impl Session {
             }
             done += chunk.n_tokens;
             self.n_past += chunk.n_tokens;
-            self.n_written = self.n_written.max(self.n_past);
             self.tokens.extend_from_slice(ids);
             self.take_checkpoint(chunk.n_past)?;
             if let Some(progress) = control.progress.as_mut() {
@@ -398,6 +397,8 @@ impl Session {
         if is_audited {
             graph.graph.audit(&label)?;
         }
+        // Also when it fails: it may have written some of its rows then.
+        self.n_written = self.n_written.max(self.n_past + chunk.n_tokens);
         match recorder {
             Some(recorder) => {
                 recorder.compute(&mut graph.graph, chunk.bucket, &self.backend)?;

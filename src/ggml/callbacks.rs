@@ -4,11 +4,11 @@
 //! one they are dropped. The abort callback only reports: ggml ends the process after it.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Mutex, Once, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
 
 use super::sys;
 
-type Sink = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
+type Sink = Arc<dyn Fn(LogLevel, &str) + Send + Sync>;
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
@@ -29,7 +29,7 @@ pub enum LogLevel {
 
 /// Sends ggml's log lines to `sink`; the last call wins.
 pub fn set_log_sink(sink: impl Fn(LogLevel, &str) + Send + Sync + 'static) {
-    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(sink));
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(sink));
 }
 
 /// Sets the text that the abort report prints: what the engine is doing now.
@@ -74,7 +74,9 @@ extern "C" fn on_log(level: sys::ggml_log_level, text: *const c_char, _user: *mu
             let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
             *last = Some(text_of(text).trim_end().to_owned());
         }
-        if let Some(sink) = SINK.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        // Without the lock: a sink may set another one, or make ggml say more.
+        let sink = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(sink) = sink {
             sink(level, &text_of(text));
         }
     });
@@ -107,4 +109,46 @@ pub(super) fn install() {
         // SAFETY: as above.
         unsafe { sys::ggml_set_abort_callback(Some(on_abort)) };
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Far longer than the call takes; only a call that never returns meets it.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_sink_may_set_another_and_may_panic() {
+        let (sender, receiver) = mpsc::channel();
+        let send = move |text: &str| sender.send(text.to_owned());
+        set_log_sink(move |_, text| {
+            let send = send.clone();
+            set_log_sink(move |_, text| {
+                let _ = send(text);
+                panic!("as a user's code may");
+            });
+            let _ = text;
+        });
+        let say = || {
+            on_log(
+                sys::GGML_LOG_LEVEL_WARN,
+                c"said".as_ptr(),
+                std::ptr::null_mut(),
+            );
+        };
+
+        std::thread::spawn(move || {
+            say();
+            say();
+        });
+        let said = receiver.recv_timeout(LONG);
+
+        // First: setting a sink would wait for a call that never returns.
+        assert_eq!(said.as_deref(), Ok("said"));
+        set_log_sink(|_, _| {});
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 
-use signal_hook::consts::{SIGABRT, SIGBUS};
+use signal_hook::consts::SIGBUS;
 use signal_hook::low_level;
 
 use super::mapping;
@@ -28,13 +28,22 @@ pub fn on_lost_page(action: impl Fn(&str) + Send + Sync + 'static) -> io::Result
     Ok(())
 }
 
-/// Removes unfinished files when the process aborts: an allocator that has no memory, an uncaught
-/// C++ exception. It ends with `SIGABRT` all the same.
+/// Removes unfinished files when one of these signals ends the process, by an allocator without
+/// memory or an uncaught C++ exception (`SIGABRT`), by the system or by the user. The signal ends it
+/// all the same.
 ///
 /// # Errors
-/// The system refuses the handler.
-pub fn remove_unfinished_on_abort() -> io::Result<()> {
-    // SAFETY: the handler waits for no lock, neither allocates nor frees, and only unlinks files.
-    unsafe { low_level::register(SIGABRT, crate::unfinished::unlink_all)? };
+/// The system refuses a handler.
+pub fn remove_unfinished_on(signals: impl IntoIterator<Item = i32>) -> io::Result<()> {
+    for signal in signals {
+        let handler = move || {
+            crate::unfinished::unlink_all();
+            // It fails for signals that it does not know only, which are never registered.
+            let _ = low_level::emulate_default_handler(signal);
+        };
+        // SAFETY: the handler waits for no lock, neither allocates nor frees, and only unlinks files
+        // and raises the signal again; `emulate_default_handler` is made for handlers.
+        unsafe { low_level::register(signal, handler)? };
+    }
     Ok(())
 }

@@ -46,6 +46,12 @@ pub enum GgmlError {
         /// Device or buffer type name.
         device: String,
     },
+    /// ggml had no memory for what it needs beside the tensors; it does not say how much.
+    #[error("ggml had no memory to work in while computing {what}")]
+    WorkMemory {
+        /// What was being computed.
+        what: &'static str,
+    },
     /// An operation was given operands that ggml would abort on.
     #[error("{op}: expected {expected}, found {found}")]
     Shape {
@@ -143,18 +149,35 @@ pub fn host_room<T>(n: usize, what: &'static str) -> Result<Vec<T>, GgmlError> {
     let mut list = Vec::new();
     match list.try_reserve_exact(n) {
         Ok(()) => Ok(list),
-        Err(_) => Err(GgmlError::Alloc {
-            what,
-            bytes: (n as u64).saturating_mul(size_of::<T>() as u64),
-            device: "the host".to_owned(),
-        }),
+        Err(_) => Err(no_room(n, size_of::<T>(), what)),
+    }
+}
+
+/// Gives `bytes` the length `n`; what is new is zero.
+///
+/// # Errors
+/// As [`host_room`]; `bytes` stays as it is.
+pub fn host_resize(bytes: &mut Vec<u8>, n: usize, what: &'static str) -> Result<(), GgmlError> {
+    let more = n.saturating_sub(bytes.len());
+    if bytes.try_reserve_exact(more).is_err() {
+        return Err(no_room(n, 1, what));
+    }
+    bytes.resize(n, 0);
+    Ok(())
+}
+
+fn no_room(n: usize, element_bytes: usize, what: &'static str) -> GgmlError {
+    GgmlError::Alloc {
+        what,
+        bytes: (n as u64).saturating_mul(element_bytes as u64),
+        device: "the host".to_owned(),
     }
 }
 
 /// Zeroed bytes for `what`.
 pub(super) fn zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> {
-    let mut bytes = host_room(n, what)?;
-    bytes.resize(n, 0);
+    let mut bytes = Vec::new();
+    host_resize(&mut bytes, n, what)?;
     Ok(bytes)
 }
 
@@ -162,6 +185,9 @@ pub(super) fn zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> 
 pub(super) fn check(status: sys::ggml_status, what: &'static str) -> Result<(), GgmlError> {
     if status == sys::GGML_STATUS_SUCCESS {
         return Ok(());
+    }
+    if status == sys::GGML_STATUS_ALLOC_FAILED {
+        return Err(GgmlError::WorkMemory { what });
     }
     Err(GgmlError::Compute {
         status: i64::from(status),

@@ -57,7 +57,7 @@ pub fn in_shell(setup: &str, command: &Command) -> Command {
 /// may ignore them, and children inherit that.
 fn with_default_signals(command: &Command) -> Command {
     let mut env = Command::new("env");
-    env.arg("--default-signal=INT,TERM,HUP");
+    env.arg("--default-signal=INT,TERM,HUP,QUIT");
     behind(env, command)
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{Args, save};
 use crate::bench::{Bar, Comparison, Stored, compare};
-use crate::cli::out_file::is_stdout;
+use crate::cli::out_file::{is_stdout, require_apart};
 use crate::cli::report::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]
@@ -21,6 +21,8 @@ struct File {
 
 /// Compares; the answer is no when a point is worse or cannot be compared.
 pub(super) fn run(old: &Path, new: &Path, args: &Args) -> anyhow::Result<ExitCode> {
+    require_apart(&[args.out.json.as_deref()], &[old, new])?;
+    save::check_targets(&args.out)?;
     let (old, new) = (Stored::read(old)?, Stored::read(new)?);
     let bar = bar(args.compare.bar, new.bar_percent())?;
     let comparison = compare(&old, &new, bar);

@@ -4,12 +4,12 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::args::OutArgs;
 use crate::bench::{self, Report};
-use crate::cli::out_file::is_stdout;
+use crate::cli::out_file::{is_stdout, require_apart, target};
 use crate::cli::report::{self, Provenance, SCHEMA_VERSION};
 use crate::unfinished::{Target, Unfinished};
 
@@ -34,8 +34,16 @@ impl<'a> File<'a> {
 
 /// Refuses targets that cannot be written, before anything is measured.
 pub(super) fn check_targets(out: &OutArgs) -> anyhow::Result<()> {
-    for path in [&out.json, &out.md, &out.svg].into_iter().flatten() {
-        if !is_stdout(path) && Target::of(path).is_ok_and(|t| t != Target::Stream) {
+    let all = [&out.json, &out.md, &out.svg].map(Option::as_deref);
+    if let Some(path) = all[1..].iter().flatten().find(|p| is_stdout(p)) {
+        bail!(
+            "{}: expected a file for --md and --svg, found stdout, which carries the table",
+            path.display()
+        );
+    }
+    require_apart(&all, &[])?;
+    for path in all.into_iter().flatten().filter(|p| !is_stdout(p)) {
+        if target(path)? != Target::Stream {
             Unfinished::create(path).with_context(|| format!("write {}", path.display()))?;
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 
-use super::super::out_file::{OutFile, is_stdout};
+use super::super::out_file::{OutFile, is_stdout, require_apart};
 use super::Args;
 use super::measure::Measured;
 use crate::profile::{drawing, html};
@@ -19,6 +19,8 @@ pub(super) struct Outputs {
 
 impl Outputs {
     pub fn create(args: &Args) -> anyhow::Result<Self> {
+        let all = [&args.trace, &args.html, &args.dot, &args.graph_json];
+        require_apart(&all.map(Option::as_deref), &[])?;
         Ok(Self {
             trace: open("--trace", args.trace.as_deref())?,
             html: open("--html", args.html.as_deref())?,

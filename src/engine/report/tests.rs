@@ -142,12 +142,15 @@ fn a_prompt_beyond_the_context_is_refused_with_the_numbers() {
     assert!(m.plan(&options(), &cpu(AMPLE), 0, 0).is_err());
 }
 
+/// The longest context that may be asked for.
+const LONGEST: usize = i32::MAX as usize;
+
 #[test]
 fn a_list_of_more_than_a_million_chunks_and_a_mask_of_two_to_the_31_cells_are_refused() {
     let m = model("a-e4b-f32.gguf");
     let many = EngineOptions {
         chunk: 1,
-        n_ctx: usize::MAX,
+        n_ctx: LONGEST,
         ..options()
     };
     let wide = EngineOptions {
@@ -159,7 +162,7 @@ fn a_list_of_more_than_a_million_chunks_and_a_mask_of_two_to_the_31_cells_are_re
     let refused = |o: &EngineOptions, n| m.plan(o, &cpu(None), n, 0).unwrap_err().to_string();
 
     assert!(refused(&many, 1 << 21).starts_with("chunk: expected"));
-    assert!(refused(&many, usize::MAX).starts_with("chunk: expected"));
+    assert!(refused(&many, LONGEST).starts_with("chunk: expected"));
     assert!(refused(&wide, 1 << 20).contains("2^31 mask cells"));
 }
 
@@ -446,14 +449,14 @@ fn a_session_runs_the_chunks_buckets_and_bytes_that_were_planned() {
 #[test]
 fn a_session_that_cannot_fit_is_refused_before_anything_is_allocated() {
     let o = EngineOptions {
-        n_ctx: 1 << 40,
+        n_ctx: LONGEST,
         chunk: 1,
         ..options()
     };
     let engine = Engine::load(&path("c-dense-bf16.gguf"), o, &mut |_| {}).unwrap();
 
     let error = engine.session(1 << 30).unwrap_err().to_string();
-    let huge = engine.session(1 << 40).unwrap_err().to_string();
+    let huge = engine.session(LONGEST).unwrap_err().to_string();
 
     assert!(
         error.starts_with("a context of 1073741824 tokens needs "),

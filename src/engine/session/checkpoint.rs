@@ -8,7 +8,7 @@ use crate::engine::EngineError;
 use crate::engine::budget::{BudgetError, FreeMemory};
 use crate::engine::kv_cache::{Part, part_row_bytes};
 use crate::engine::ring::{self, RingError};
-use crate::ggml::{Device, DeviceChoice};
+use crate::ggml::{Device, DeviceChoice, host_resize};
 use crate::gguf::DType;
 use crate::model::Config;
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) struct Checkpoint {
     /// Rows of the [`n_rows`] positions before `n_past`, in the order of [`KvCache::pieces`].
     ///
     /// [`KvCache::pieces`]: crate::engine::kv_cache::KvCache::pieces
-    pub bytes: Arc<[u8]>,
+    pub bytes: Arc<Vec<u8>>,
 }
 
 /// When to take checkpoints, and those taken.
@@ -196,7 +196,8 @@ impl Session {
         let config = self.engine.config();
         let first = end - n_rows(config, end);
         let pieces = self.kv.pieces(config, Part::Rings, first..end);
-        let mut bytes = vec![0; pieces.iter().map(|p| p.len).sum()];
+        let mut bytes = Vec::new();
+        host_resize(&mut bytes, pieces.iter().map(|p| p.len).sum(), "checkpoint")?;
         let mut rest = &mut bytes[..];
         for piece in pieces {
             let (now, later) = rest.split_at_mut(piece.len);
@@ -205,7 +206,7 @@ impl Session {
         }
         self.checkpoints.list.push(Checkpoint {
             n_past: end,
-            bytes: bytes.into(),
+            bytes: Arc::new(bytes),
         });
         Ok(())
     }

@@ -21,6 +21,7 @@ use crate::Result;
 use crate::engine::bucket::pad_kv;
 use crate::engine::kv_cache::{self, PIECE_BYTES, Part, part_row_bytes};
 use crate::engine::{Engine, EngineError, policy, ring};
+use crate::ggml::{host_resize, host_room};
 use crate::unfinished::Unfinished;
 
 /// Bytes of a token id.
@@ -86,7 +87,7 @@ impl Session {
         let mut buffer = Vec::new();
         for (part, rows) in header.parts() {
             for piece in self.kv.pieces(self.engine.config(), part, rows) {
-                buffer.resize(piece.len, 0);
+                host_resize(&mut buffer, piece.len, "piece of a session")?;
                 self.kv.read(piece, &mut buffer)?;
                 out.put(&buffer)?;
             }
@@ -264,9 +265,9 @@ impl Reader {
     }
 
     /// The next `len` bytes of the body, not more than a piece at a time.
-    fn next(&mut self, len: usize) -> Result<&[u8], EngineError> {
+    fn next(&mut self, len: usize) -> Result<&[u8]> {
         let mut buffer = std::mem::take(&mut self.buffer);
-        buffer.resize(len, 0);
+        host_resize(&mut buffer, len, "piece of a session")?;
         let read = self.fill(&mut buffer);
         self.buffer = buffer;
         read?;
@@ -275,8 +276,8 @@ impl Reader {
     }
 
     /// The next `len` bytes of the body in memory of their own.
-    fn collect(&mut self, len: usize) -> Result<Vec<u8>, EngineError> {
-        let mut out = Vec::with_capacity(len);
+    fn collect(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut out = host_room(len, "checkpoint or tokens of a session")?;
         while out.len() < len {
             let n = PIECE_BYTES.min(len - out.len());
             out.extend_from_slice(self.next(n)?);
@@ -349,7 +350,7 @@ impl Engine {
             let bytes = reader.collect(usize::try_from(n).unwrap_or(usize::MAX))?;
             session.checkpoints.list.push(Checkpoint {
                 n_past,
-                bytes: bytes.into(),
+                bytes: Arc::new(bytes),
             });
         }
         reader.finish()?;

@@ -11,7 +11,7 @@ use crate::gguf::DType;
 use crate::model::Config;
 
 /// First bytes of every session file.
-pub(super) const MAGIC: [u8; 8] = *b"G4PSESSN";
+pub const SESSION_MAGIC: [u8; 8] = *b"G4PSESSN";
 /// Version of the format. Files of any other are refused.
 pub(super) const VERSION: u32 = 1;
 /// Bytes of the head, its checksum included.
@@ -36,6 +36,9 @@ const FIELDS: [&str; 10] = [
     "checkpoint_every",
     "body_bytes",
 ];
+
+/// Index of `checkpoint_every` in [`FIELDS`].
+const EVERY: usize = 8;
 
 /// Why a session file cannot be written or used.
 #[derive(Debug, thiserror::Error)]
@@ -158,7 +161,7 @@ impl Header {
     /// The head as bytes, checksum included.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
-        bytes.extend(MAGIC);
+        bytes.extend(SESSION_MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.binding.kv_type.id().to_le_bytes());
         bytes.extend(self.binding.model);
@@ -260,7 +263,7 @@ impl Header {
 fn check_format(bytes: &[u8; HEADER_BYTES], path: &Path) -> Result<(), SessionFileError> {
     let path = || path.to_owned();
     let found: [u8; 8] = take(bytes, 0);
-    if found != MAGIC {
+    if found != SESSION_MAGIC {
         return Err(SessionFileError::Magic {
             path: path(),
             found,
@@ -311,8 +314,10 @@ impl Head<'_> {
         let mut rows = [0; 9];
         for (index, out) in rows.iter_mut().enumerate() {
             let number = self.number(index);
-            let in_range = usize::try_from(number).ok().filter(|_| number <= MAX_ROWS);
-            let expected = || self.field(index, format!("at most {MAX_ROWS}"));
+            // A distance may be longer than any session.
+            let most = if index == EVERY { u64::MAX } else { MAX_ROWS };
+            let in_range = usize::try_from(number).ok().filter(|_| number <= most);
+            let expected = || self.field(index, format!("at most {most}"));
             *out = in_range.ok_or_else(expected)?;
         }
         Ok(rows)
