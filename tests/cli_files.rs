@@ -228,9 +228,14 @@ fn no_output_replaces_a_model_or_what_is_read() {
     let run = ["run", "-m", m, "-f", text(&book), "--save-session"];
     let run = [&run[..], &[text(&book)]].concat();
     refused_and_kept(&book, &run, "or an older session");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/c-dense-bf16.gguf");
+    let real = file("real.gguf", &std::fs::read(fixture).unwrap());
+    let synth = |to| ["synth", "--preset", "tiny", "-q", "-o", to];
+    refused_and_kept(&real, &synth(text(&real)), "an older synthetic model");
+    g4prefill(&synth(text(&other))).code(0);
     assert_eq!(
         names_in(folder.path()),
-        ["book.txt", "ids", "m.gguf", "other.gguf"]
+        ["book.txt", "ids", "m.gguf", "other.gguf", "real.gguf"]
     );
 }
 

@@ -10,7 +10,8 @@ use serde::Serialize;
 use super::numbers::whole;
 use super::out_file::is_stdout;
 use super::{Console, Interrupted, Unit};
-use crate::synth::{self, Spec, Summary, SynthError, WeightType};
+use crate::gguf::GgufFile;
+use crate::synth::{self, NAME, Spec, Summary, SynthError, WeightType};
 
 /// Write a synthetic Gemma-4 model: any preset and type, the same bytes for the same options.
 ///
@@ -170,6 +171,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
         );
     }
     let spec = spec(args)?;
+    keep_real_model(&args.output)?;
     let n_threads = match args.threads {
         Some(n) => n.clamp(1, 1024),
         None => std::thread::available_parallelism().map_or(1, usize::from),
@@ -200,6 +202,25 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     };
     print(&report, args.json).context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to replace a model that is not synthetic: it may have taken hours to download.
+fn keep_real_model(output: &Path) -> anyhow::Result<()> {
+    // Opening a pipe would wait for its writer.
+    if !output.metadata().is_ok_and(|found| found.is_file()) {
+        return Ok(());
+    }
+    let Ok(file) = GgufFile::open(output) else {
+        return Ok(());
+    };
+    let name = file.metadata().str("general.name").unwrap_or("no name");
+    if !name.starts_with(NAME) {
+        bail!(
+            "{}: expected a new name or an older synthetic model, found another model ({name})",
+            output.display()
+        );
+    }
+    Ok(())
 }
 
 /// Runs the writer with a progress bar; Ctrl-C cancels it and leaves nothing behind.

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use crate::unfinished::Unfinished;
 
 pub use error::SynthError;
-pub use preset::Spec;
+pub use preset::{NAME, Spec};
 pub use quant::WeightType;
 pub use write::Progress;
 

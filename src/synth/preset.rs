@@ -3,6 +3,9 @@
 use super::error::SynthError;
 use super::quant::WeightType;
 
+/// Beginning of the `general.name` of every synthetic model.
+pub const NAME: &str = "g4prefill synthetic";
+
 /// Everything that decides the bytes of a synthetic model, besides its file name.
 ///
 /// Start from [`Spec::preset`] and change what should differ.
@@ -138,7 +141,7 @@ impl Spec {
             _ => 262_144,
         };
         Self {
-            name: format!("g4prefill synthetic {name}"),
+            name: format!("{NAME} {name}"),
             seed: 0,
             weight_type: WeightType::Q8_0,
             ple_type: None,
