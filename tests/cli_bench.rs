@@ -193,6 +193,25 @@ fn a_command_that_fails_ends_the_bench_and_keeps_what_was_measured() {
 }
 
 #[test]
+fn what_ends_before_the_first_point_replaces_no_result_and_prints_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("r.json");
+    std::fs::write(&json, "an older result").unwrap();
+
+    let run = bench(&[
+        "--n-prompt",
+        "40",
+        "--peer-cmd",
+        "false",
+        "--json",
+        text(&json),
+    ]);
+
+    assert_eq!(run.code(2).stdout(), "");
+    assert_eq!(std::fs::read_to_string(&json).unwrap(), "an older result");
+}
+
+#[test]
 fn a_second_model_that_is_missing_keeps_the_first_ones_points() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("r.json");
@@ -317,10 +336,12 @@ fn accuracy_is_measured_against_a_float32_copy_that_is_made_once() {
         text(&other),
         "--peer",
         "none",
+        "--n-prompt",
+        "40",
     ];
-    g4prefill(&[&base[..], &wrong].concat())
-        .code(2)
-        .says("expected the float32 copy of");
+    let run = g4prefill(&[&base[..], &wrong].concat());
+    let run = run.code(2).says("expected the float32 copy of");
+    assert_eq!(run.stdout(), "", "nothing is measured before");
 }
 
 #[cfg(feature = "llama")]

@@ -20,9 +20,7 @@ pub(super) fn measure<'a>(
     peer: Option<&'a mut dyn Contestant>,
     (args, console): (&Args, &Console),
 ) -> anyhow::Result<Accuracy> {
-    let path = args.accuracy_ref.as_deref();
-    let path = path.context("expected --accuracy-ref, found none")?;
-    make(ours.engine().file(), path, console)?;
+    let path = reference(args)?;
     let options = EngineOptions {
         device: DeviceChoice::Cpu,
         kv_type: DType::F32,
@@ -44,8 +42,15 @@ pub(super) fn measure<'a>(
     .context("measure accuracy")
 }
 
-/// Writes the copy if it is missing, and checks it if it is there.
-fn make(model: &GgufFile, path: &Path, console: &Console) -> anyhow::Result<()> {
+fn reference(args: &Args) -> anyhow::Result<&Path> {
+    let path = args.accuracy_ref.as_deref();
+    path.context("expected --accuracy-ref, found none")
+}
+
+/// Writes the float32 copy if it is missing, and checks it if it is there: before anything is
+/// measured.
+pub(super) fn prepare(model: &GgufFile, (args, console): (&Args, &Console)) -> anyhow::Result<()> {
+    let path = reference(args)?;
     if path.exists() {
         let copy = GgufFile::open(path).with_context(|| format!("open {}", path.display()))?;
         if !is_f32_copy(model, &copy)? {

@@ -83,6 +83,9 @@ impl Bench<'_> {
         let loaded = drive::load(path, &args.engine, console)?;
         let weights = before.zip(used()).map(|(a, b)| b.saturating_sub(a));
         let engine = loaded.engine;
+        if args.accuracy.is_some() {
+            accuracy::prepare(engine.file(), (args, console))?;
+        }
         let label = label(path);
         let points = args.points(&label, engine.context_limit(), engine.options().chunk)?;
         let pool = token_pool(engine.file(), engine.config())?;
@@ -206,8 +209,11 @@ impl Bench<'_> {
             return Ok(true);
         };
         report.is_complete = is_complete;
-        save::save(report, &self.args.out)?;
-        save::print(report, &self.args.out)?;
+        // What ended before the first point replaces no older result, and prints no empty table.
+        if is_complete || !report.points.is_empty() || !report.accuracy.is_empty() {
+            save::save(report, &self.args.out)?;
+            save::print(report, &self.args.out)?;
+        }
         Ok(report.is_good())
     }
 }
