@@ -24,6 +24,9 @@
 //! An [`Engine`](engine::Engine) is a model on a device; a [`Session`](engine::Session) is one
 //! sequence with its caches. Nothing prints, reads the environment or ends the process.
 //!
+//! A program that depends on this crate finds ggml's libraries by a line of its `build.rs`:
+//! `println!("cargo::rustc-link-arg=-Wl,-rpath,{}", std::env::var("DEP_G4GGML_LIB_DIR").unwrap());`
+//!
 //! **Load, and read a prompt** with progress; another thread may hold the token and cancel. A
 //! cancelled prefill leaves the session at the end of a chunk, and the next call goes on there:
 //!

@@ -38,7 +38,7 @@ pub struct EngineArgs {
         env = "G4_WEIGHTS"
     )]
     pub weights: WeightsArg,
-    /// Threads of the CPU backend, in threads; 0: one per physical core
+    /// Threads of the CPU backend; 0: one per physical core
     #[arg(long, value_name = "N", default_value_t = 0, env = "G4_THREADS", value_parser = whole::<usize>)]
     pub threads: usize,
     /// Keep the graph of each bucket and run it again instead of building a new one

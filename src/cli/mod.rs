@@ -46,6 +46,10 @@ pub use sampling_args::SamplingArgs;
 pub use session_file::SessionArgs;
 pub use text_source::{TextSource, check_text, read_file};
 
+/// Why there is no llama.cpp to compare with, and what helps.
+const WITHOUT_LLAMA: &str = "this program was built without llama.cpp; to have it: \
+                             cargo build --release --features llama";
+
 /// Fast long-prompt prefill for Gemma-4 GGUF models on ggml.
 #[derive(Debug, Parser)]
 #[command(

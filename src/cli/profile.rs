@@ -23,7 +23,7 @@ pub struct Args {
     /// Length of the prompt, in tokens; its ids are made from a fixed seed
     #[arg(long, value_name = "N", value_parser = super::engine_args::at_least_one)]
     pub n_prompt: usize,
-    /// Prefills before the profiled one, in runs: a graph is replayed from its third run on
+    /// Prefills before the profiled one: a graph is replayed from its third run on
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub warmup: usize,
     /// Profile the first prefill of the process: no runs before it

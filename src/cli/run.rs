@@ -297,11 +297,17 @@ fn summarise(report: &RunReport, console: &Console) {
     };
     // What a loaded session brought along took no time.
     let n_reused = report.loaded_session.as_ref().map_or(0, |s| s.n_reused);
+    let n_computed = report.n_read.saturating_sub(n_reused);
+    let reused = if n_reused > 0 {
+        format!(", {n_reused} reused, {n_computed} computed")
+    } else {
+        String::new()
+    };
     console.note(format_args!(
-        "prompt: {}{of_all} in {}, {}",
+        "prompt: {}{of_all}{reused} in {}, {}",
         report::count(report.n_read, "token"),
         report::count(report.chunks.len(), "chunk"),
-        report::describe_speed(report.n_read.saturating_sub(n_reused), timing.prefill)
+        report::describe_speed(n_computed, timing.prefill)
     ));
     if report.n_generated > 1 {
         // The first token comes from the prompt's logits.

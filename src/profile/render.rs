@@ -147,7 +147,7 @@ fn work_text(title: &str, rows: &[WorkRow]) -> String {
         };
         let _ = write!(
             out,
-            "{:<36}{:>6}{:>11.3}{:>6.2} %",
+            "{:<36}{:>6}{:>11.3} {:>6.2} %",
             short(&name, 36),
             row.n,
             ms(row.ns),

@@ -171,6 +171,15 @@ pub struct Inputs<'a> {
     pub peaks: &'a Peaks,
 }
 
+impl Inputs<'_> {
+    /// What shares refer to: the wall time, or the sum of all nodes where that is longer, as it is
+    /// when each runs alone.
+    fn whole_ns(&self) -> u64 {
+        let sum: u64 = self.items.iter().map(|i| i.ns).sum();
+        sum.max(self.wall_ns)
+    }
+}
+
 impl Profile {
     /// Adds everything up.
     pub fn new(inputs: Inputs<'_>) -> Self {
@@ -196,7 +205,7 @@ impl Profile {
             idle: window.map(|_| IdleSplit::of(&gaps)),
             gaps: largest(&gaps, N_GAPS),
             transfers: window.map(Transfers::of),
-            kernels: kernel_rows(items, inputs.wall_ns),
+            kernels: kernel_rows(items, inputs.whole_ns()),
             classes: rows(&|item| Some((None, Some(item.class)))),
             layer_kinds: rows(&|item| Some((Some(kind(item)?), None))),
             layer_classes: rows(&|item| Some((Some(kind(item)?), Some(item.class)))),
@@ -281,11 +290,11 @@ fn work_rows(inputs: &Inputs<'_>, key: &dyn Fn(&Item) -> Option<Key>) -> Vec<Wor
         class,
         n: sum.n,
         ns: sum.ns,
-        share: ratio(sum.ns, inputs.wall_ns),
+        share: ratio(sum.ns, inputs.whole_ns()),
         known_ns: sum.tally.ns.round() as u64,
         flops: sum.tally.work.flops,
         bytes: sum.tally.work.bytes,
-        figure: sum.tally.figure(inputs.wall_ns as f64),
+        figure: sum.tally.figure(inputs.whole_ns() as f64),
     };
     let mut rows: Vec<WorkRow> = sums.into_iter().map(row).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.ns));

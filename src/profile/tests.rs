@@ -116,6 +116,11 @@ fn peaks() -> Peaks {
 }
 
 fn profile() -> (Profile, Trace) {
+    profile_of(200)
+}
+
+/// The script with a wall of `wall_ns`.
+fn profile_of(wall_ns: u64) -> (Profile, Trace) {
     let (window, runs) = script();
     let (config, graphs) = (config(), graphs());
     let model = Model {
@@ -125,7 +130,7 @@ fn profile() -> (Profile, Trace) {
     let items = of_window(&window, &runs, model);
     let profile = Profile::new(Inputs {
         window: Some(&window),
-        wall_ns: 200,
+        wall_ns,
         items: &items,
         runs: &runs,
         config: &config,
@@ -133,6 +138,15 @@ fn profile() -> (Profile, Trace) {
     });
     let trace = trace::of_window(&window, &items, &runs);
     (profile, trace)
+}
+
+#[test]
+fn shares_refer_to_the_sum_of_nodes_where_it_is_longer_than_the_wall() {
+    let (profile, _) = profile_of(50);
+
+    assert_eq!((profile.wall_ns, profile.sum_ns), (50, 136));
+    let shares: f64 = profile.classes.iter().map(|r| r.share).sum();
+    assert!((shares - 1.0).abs() < 1e-12, "{shares}");
 }
 
 #[test]

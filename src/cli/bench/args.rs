@@ -107,7 +107,7 @@ pub enum FlashArg {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Schedule")]
 pub struct ScheduleArgs {
-    /// Rounds of timed runs at least, in runs of each side
+    /// Rounds of timed runs at least, one or two of each side in a round
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = at_least_one)]
     pub samples: usize,
     /// Length of the rounds of a point at least, in seconds

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::args::{Args, PeerArg};
 use crate::bench::{Contestant, PeerCommand, Point, SweepReport};
-use crate::cli::Console;
+use crate::cli::{Console, WITHOUT_LLAMA};
 use crate::engine::Engine;
 
 /// Who runs beside us, if anybody, and what was found out about it first.
@@ -37,7 +37,10 @@ impl Peer {
             Some(PeerArg::None) => Ok(none),
             Some(PeerArg::Llama) => llama(path, engine, points, ids, (args, console)),
             None if cfg!(feature = "llama") => llama(path, engine, points, ids, (args, console)),
-            None => Ok(none),
+            None => {
+                console.warning(format_args!("no peer: {WITHOUT_LLAMA}"));
+                Ok(none)
+            }
         }
     }
 
@@ -117,5 +120,5 @@ fn llama(
     _ids: &[u32],
     _rest: (&Args, &Console),
 ) -> anyhow::Result<Peer> {
-    anyhow::bail!("--peer llama: this program was built without llama.cpp (feature `llama`)")
+    anyhow::bail!("--peer llama: {WITHOUT_LLAMA}")
 }

@@ -48,7 +48,7 @@ pub struct Args {
     /// Tokens to generate behind the text, in tokens
     #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 16, value_parser = super::numbers::whole::<usize>)]
     pub n_gen: usize,
-    /// Timed runs of each side of the comparison, in runs
+    /// Timed runs of each side of the comparison
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::engine_args::at_least_one)]
     pub rounds: usize,
     /// Tokens that llama.cpp computes in one graph run, in tokens (its default)
@@ -305,7 +305,7 @@ fn compare_with_peer(
 ) -> anyhow::Result<Option<PeerReport>> {
     steps
         .console
-        .warning("built without llama.cpp (feature `llama`): no comparison");
+        .warning(format_args!("no comparison: {}", crate::cli::WITHOUT_LLAMA));
     Ok(None)
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use table::{Row, Table};
 
 use super::report::{self, DeviceReport, Provenance, SCHEMA_VERSION, to_us};
-use super::{Console, EngineArgs, Interrupted, WeightsArg, drive};
+use super::{Console, EngineArgs, Interrupted, WITHOUT_LLAMA, WeightsArg, drive};
 use crate::Error;
 use crate::bench::{random_ids, token_pool};
 use crate::engine::ring::ring_rows;
@@ -77,9 +77,7 @@ struct Report {
 /// Runs `verify`; the answer is no when a check is wrong.
 pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
     if args.against.is_some() && !cfg!(feature = "llama") {
-        anyhow::bail!(
-            "--against llama: this program was built without llama.cpp (feature `llama`)"
-        );
+        anyhow::bail!("--against llama: {WITHOUT_LLAMA}");
     }
     let loaded = drive::load(&args.model, &args.engine, console)?;
     let (engine, load) = (loaded.engine, loaded.duration);
