@@ -571,7 +571,7 @@ static bool g4_attention_hopper(ggml_backend_cuda_context & ctx, ggml_tensor * d
 
     cudaStream_t stream = ctx.stream();
     ggml_cuda_pool_alloc<int32_t> counts(ctx.pool(), n_pairs);
-    g4_count_visible(mask, Q->ne[1], n_pair_queries, G4_TILE_KEYS, counts.ptr, stream);
+    g4_find_visible(mask, Q->ne[1], n_pair_queries, G4_TILE_KEYS, nullptr, counts.ptr, stream);
 
     g4_attention_shape shape;
     shape.n_queries  = Q->ne[1];

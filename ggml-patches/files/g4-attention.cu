@@ -120,6 +120,14 @@ static __global__ void g4_visible_kernel(const half * mask, const int64_t stride
     }
 }
 
+void g4_find_visible(const ggml_tensor * mask, const int n_rows, const int n_queries, const int block, int32_t * lists, int32_t * counts,
+        cudaStream_t stream) {
+    const int n_tiles = (n_rows + n_queries - 1)/n_queries;
+    g4_visible_kernel<<<n_tiles, G4_VISIBLE_THREADS, 0, stream>>>((const half *) mask->data, mask->nb[1]/sizeof(half),
+        n_rows, (int) mask->ne[0], n_queries, block, lists, counts);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 template <int D, int ncols1, int ncols2>
 __launch_bounds__(ggml_cuda_fattn_mma_get_nthreads(D, D, ncols1*ncols2), ggml_cuda_fattn_mma_get_occupancy(D, D, ncols1*ncols2))
 static __global__ void g4_attention_kernel(
@@ -218,9 +226,7 @@ static bool g4_attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     int32_t * counts = lists.ptr + (listed ? size_t(n_tiles)*n_kv_blocks : 0);
 
     cudaStream_t stream = ctx.stream();
-    g4_visible_kernel<<<n_tiles, G4_VISIBLE_THREADS, 0, stream>>>((const half *) mask->data, mask->nb[1]/sizeof(half),
-        (int) Q->ne[1], (int) K->ne[1], ncols1, nbatch_fa, listed ? lists.ptr : nullptr, counts);
-    CUDA_CHECK(cudaGetLastError());
+    g4_find_visible(mask, Q->ne[1], ncols1, nbatch_fa, listed ? lists.ptr : nullptr, counts, stream);
 
     float scale;
     memcpy(&scale, (const float *) dst->op_params + 0, sizeof(float));
@@ -231,13 +237,6 @@ static bool g4_attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         Q->nb[1], Q->nb[2], K->nb[1], K->nb[2], V->nb[1], V->nb[2], mask->nb[1]);
     CUDA_CHECK(cudaGetLastError());
     return true;
-}
-
-void g4_count_visible(const ggml_tensor * mask, const int n_rows, const int n_queries, const int block, int32_t * counts, cudaStream_t stream) {
-    const int n_tiles = (n_rows + n_queries - 1)/n_queries;
-    g4_visible_kernel<<<n_tiles, G4_VISIBLE_THREADS, 0, stream>>>((const half *) mask->data, mask->nb[1]/sizeof(half),
-        n_rows, (int) mask->ne[0], n_queries, block, nullptr, counts);
-    CUDA_CHECK(cudaGetLastError());
 }
 
 bool g4_flash_attn_is_plain(const ggml_tensor * dst) {

@@ -13,6 +13,6 @@ bool g4_flash_attn_visible(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 // kernels of ours compute.
 bool g4_flash_attn_is_plain(const ggml_tensor * dst);
 
-// For each `n_queries` of `n_rows` rows of the mask: blocks of `block` keys up to the last that some row
-// sees, at least 1.
-void g4_count_visible(const ggml_tensor * mask, int n_rows, int n_queries, int block, int32_t * counts, cudaStream_t stream);
+// For each `n_queries` of `n_rows` rows of the mask: which blocks of `block` keys some row sees (`lists`, and
+// `counts` of them), or with no lists how many blocks there are up to the last of them; at least 1.
+void g4_find_visible(const ggml_tensor * mask, int n_rows, int n_queries, int block, int32_t * lists, int32_t * counts, cudaStream_t stream);

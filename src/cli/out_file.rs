@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
+use crate::gguf;
 use crate::unfinished::{Target, Unfinished};
 
 /// Bytes collected before a write.
@@ -18,9 +19,6 @@ const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 pub fn is_stdout(path: &Path) -> bool {
     STDOUT.iter().any(|name| path == Path::new(name))
 }
-
-/// First bytes of a model.
-const MODEL_MAGIC: [u8; 4] = *b"GGUF";
 
 /// Refuses outputs that would replace an input, or each other. Stdout and devices replace nothing.
 pub fn require_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> anyhow::Result<()> {
@@ -68,10 +66,15 @@ pub(super) fn head(output: &Path, n: u64) -> Vec<u8> {
     found
 }
 
+/// Whether there is a model where an output would go.
+pub(super) fn holds_model(output: &Path) -> bool {
+    head(output, gguf::MAGIC.len() as u64) == gguf::MAGIC
+}
+
 /// What an output leads to. A model is not replaced: it may have taken hours to download.
 pub fn target(path: &Path) -> anyhow::Result<Target> {
     let target = Target::of(path).with_context(|| format!("write {}", path.display()))?;
-    if head(path, MODEL_MAGIC.len() as u64) == MODEL_MAGIC {
+    if holds_model(path) {
         bail!(
             "write {}: expected a new name or an older result, found a model (GGUF)",
             path.display()

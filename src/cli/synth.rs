@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::numbers::whole;
-use super::out_file::is_stdout;
+use super::out_file::{holds_model, is_stdout};
 use super::{Console, Interrupted, Unit};
 use crate::gguf::GgufFile;
 use crate::synth::{self, NAME, Spec, Summary, SynthError, WeightType};
@@ -206,8 +206,7 @@ pub fn run(args: &Args, console: &Console) -> anyhow::Result<ExitCode> {
 
 /// Refuses to replace a model that is not synthetic: it may have taken hours to download.
 fn keep_real_model(output: &Path) -> anyhow::Result<()> {
-    // Opening a pipe would wait for its writer.
-    if !output.metadata().is_ok_and(|found| found.is_file()) {
+    if !holds_model(output) {
         return Ok(());
     }
     let Ok(file) = GgufFile::open(output) else {

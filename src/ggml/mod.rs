@@ -44,6 +44,7 @@ pub use ops::{Rope, View};
 pub use quant::{dequantize_row, to_bf16};
 pub use signals::{on_lost_page, remove_unfinished_on};
 pub use staging::{HostMemory, Span, Staging, read_back};
-pub use status::{GgmlError, host_resize, host_room};
+pub use status::GgmlError;
+pub(crate) use status::{host_resize, host_room, host_zeros};
 pub use store::{Store, StoreId, TensorSpec};
 pub use tensor::{Dims, TensorId};

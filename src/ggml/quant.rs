@@ -1,6 +1,6 @@
 //! Converting rows between tensor types with ggml's own routines, on all threads.
 
-use super::status::{GgmlError, zeros};
+use super::status::{GgmlError, host_zeros};
 use super::sys;
 use crate::gguf::DType;
 
@@ -16,7 +16,7 @@ pub fn to_bf16(
 ) -> Result<Vec<u8>, GgmlError> {
     let n_rows = row_count(dtype, data, n_per_row)?;
     let row_bytes = data.len() / n_rows.max(1);
-    let mut out = zeros(n_rows * n_per_row * 2, "a weight that is converted")?;
+    let mut out = host_zeros(n_rows * n_per_row * 2, "a weight that is converted")?;
     let rows_per_thread = n_rows.div_ceil(n_threads.max(1)).max(1);
     let result: Result<Vec<()>, GgmlError> = std::thread::scope(|scope| {
         let tasks: Vec<_> = data

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use super::backend::{Backend, Device};
 use super::block::Block;
 use super::graph::Graph;
-use super::status::{GgmlError, zeros};
+use super::status::{GgmlError, host_zeros};
 use super::store::{Buffer, range};
 use super::{sys, tensor::TensorId};
 
@@ -48,7 +48,7 @@ impl HostMemory {
             }
         }
         if memory.pinned.is_none() {
-            memory.pageable = zeros(len, what)?;
+            memory.pageable = host_zeros(len, what)?;
         }
         Ok(memory)
     }

@@ -145,7 +145,7 @@ pub enum GgmlError {
 ///
 /// # Errors
 /// [`GgmlError::Alloc`] when memory is short.
-pub fn host_room<T>(n: usize, what: &'static str) -> Result<Vec<T>, GgmlError> {
+pub(crate) fn host_room<T>(n: usize, what: &'static str) -> Result<Vec<T>, GgmlError> {
     let mut list = Vec::new();
     match list.try_reserve_exact(n) {
         Ok(()) => Ok(list),
@@ -157,7 +157,11 @@ pub fn host_room<T>(n: usize, what: &'static str) -> Result<Vec<T>, GgmlError> {
 ///
 /// # Errors
 /// As [`host_room`]; `bytes` stays as it is.
-pub fn host_resize(bytes: &mut Vec<u8>, n: usize, what: &'static str) -> Result<(), GgmlError> {
+pub(crate) fn host_resize(
+    bytes: &mut Vec<u8>,
+    n: usize,
+    what: &'static str,
+) -> Result<(), GgmlError> {
     let more = n.saturating_sub(bytes.len());
     if bytes.try_reserve_exact(more).is_err() {
         return Err(no_room(n, 1, what));
@@ -175,7 +179,7 @@ fn no_room(n: usize, element_bytes: usize, what: &'static str) -> GgmlError {
 }
 
 /// Zeroed bytes for `what`.
-pub(super) fn zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> {
+pub(crate) fn host_zeros(n: usize, what: &'static str) -> Result<Vec<u8>, GgmlError> {
     let mut bytes = Vec::new();
     host_resize(&mut bytes, n, what)?;
     Ok(bytes)

@@ -37,6 +37,8 @@ use cursor::Cursor;
 
 /// Key with the alignment of the tensor data, in bytes.
 const ALIGNMENT: &str = "general.alignment";
+/// First bytes of every file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 /// Alignment of a file that does not say otherwise.
 ///
 /// # Source
@@ -284,7 +286,7 @@ fn parse(bytes: &[u8], path: &Path, shard: usize) -> Result<Shard, GgufError> {
 
 fn read_version(c: &mut Cursor<'_>, path: &Path) -> Result<u32, GgufError> {
     let found = c.magic()?;
-    if &found != b"GGUF" {
+    if found != MAGIC {
         return Err(GgufError::Magic {
             path: path.to_path_buf(),
             found,

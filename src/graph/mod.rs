@@ -31,6 +31,10 @@ use crate::model::{Config, LayerConfig};
 use bucket::{BucketShape, Kind};
 use inputs::{InputLayout, InputOptions, Inputs, Masks, full_layers};
 
+/// Rows up to which operands of BF16 products stay F32: ggml-cuda's small-batch kernels take no other
+/// type.
+pub(crate) const F32_ROWS: usize = 16;
+
 /// The caches of a session, as the graph sees them.
 #[derive(Clone, Debug)]
 pub struct KvTensors {
@@ -196,12 +200,11 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// An activation in the type its products read. Few rows stay F32: ggml-cuda's small-batch
-    /// kernels take no other type.
+    /// An activation in the type its products read.
     fn operand(&mut self, x: TensorId) -> Result<TensorId> {
         let chain = std::mem::take(&mut self.chain);
         let n_rows = self.b.dims(x)?.ne(1);
-        if !self.p.flags.fuse || !self.p.weights.bf16 || n_rows <= 16 {
+        if !self.p.flags.fuse || !self.p.weights.bf16 || n_rows <= F32_ROWS {
             return Ok(x);
         }
         let rounded = self.b.cast(x, DType::BF16)?;

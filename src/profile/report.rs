@@ -171,15 +171,6 @@ pub struct Inputs<'a> {
     pub peaks: &'a Peaks,
 }
 
-impl Inputs<'_> {
-    /// What shares refer to: the wall time, or the sum of all nodes where that is longer, as it is
-    /// when each runs alone.
-    fn whole_ns(&self) -> u64 {
-        let sum: u64 = self.items.iter().map(|i| i.ns).sum();
-        sum.max(self.wall_ns)
-    }
-}
-
 impl Profile {
     /// Adds everything up.
     pub fn new(inputs: Inputs<'_>) -> Self {
@@ -191,7 +182,9 @@ impl Profile {
             .filter(|i| i.place.is_some())
             .map(|i| i.ns)
             .sum();
-        let rows = |key: &dyn Fn(&Item) -> Option<Key>| work_rows(&inputs, key);
+        // What shares refer to: the sum is longer than the wall when each node runs alone.
+        let whole_ns = sum_ns.max(inputs.wall_ns);
+        let rows = |key: &dyn Fn(&Item) -> Option<Key>| work_rows(&inputs, whole_ns, key);
         let kind = |item: &Item| item.place.map(|p| p.kind(inputs.config).to_owned());
         Self {
             method: if window.is_some() {
@@ -205,7 +198,7 @@ impl Profile {
             idle: window.map(|_| IdleSplit::of(&gaps)),
             gaps: largest(&gaps, N_GAPS),
             transfers: window.map(Transfers::of),
-            kernels: kernel_rows(items, inputs.whole_ns()),
+            kernels: kernel_rows(items, whole_ns),
             classes: rows(&|item| Some((None, Some(item.class)))),
             layer_kinds: rows(&|item| Some((Some(kind(item)?), None))),
             layer_classes: rows(&|item| Some((Some(kind(item)?), Some(item.class)))),
@@ -241,7 +234,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-fn kernel_rows(items: &[Item], wall_ns: u64) -> Vec<KernelRow> {
+fn kernel_rows(items: &[Item], whole_ns: u64) -> Vec<KernelRow> {
     let mut sums: BTreeMap<(&str, Class), (u64, u64)> = BTreeMap::new();
     for item in items {
         let sum = sums
@@ -255,7 +248,7 @@ fn kernel_rows(items: &[Item], wall_ns: u64) -> Vec<KernelRow> {
         class,
         n,
         ns,
-        share: ratio(ns, wall_ns),
+        share: ratio(ns, whole_ns),
     };
     let mut rows: Vec<KernelRow> = sums.into_iter().map(row).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.ns));
@@ -272,7 +265,11 @@ struct Sum {
     tally: Tally,
 }
 
-fn work_rows(inputs: &Inputs<'_>, key: &dyn Fn(&Item) -> Option<Key>) -> Vec<WorkRow> {
+fn work_rows(
+    inputs: &Inputs<'_>,
+    whole_ns: u64,
+    key: &dyn Fn(&Item) -> Option<Key>,
+) -> Vec<WorkRow> {
     let mut sums: BTreeMap<Key, Sum> = BTreeMap::new();
     for item in inputs.items {
         let Some(key) = key(item) else {
@@ -290,11 +287,11 @@ fn work_rows(inputs: &Inputs<'_>, key: &dyn Fn(&Item) -> Option<Key>) -> Vec<Wor
         class,
         n: sum.n,
         ns: sum.ns,
-        share: ratio(sum.ns, inputs.whole_ns()),
+        share: ratio(sum.ns, whole_ns),
         known_ns: sum.tally.ns.round() as u64,
         flops: sum.tally.work.flops,
         bytes: sum.tally.work.bytes,
-        figure: sum.tally.figure(inputs.whole_ns() as f64),
+        figure: sum.tally.figure(whole_ns as f64),
     };
     let mut rows: Vec<WorkRow> = sums.into_iter().map(row).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.ns));

@@ -5,10 +5,9 @@ use crate::engine::bucket::pad_kv;
 use crate::engine::{mask, ring};
 use crate::ggml::{Dims, GgmlError, GraphBuilder, Rope, TensorId, View};
 use crate::gguf::DType;
-use crate::synth::Spec;
+use crate::graph::F32_ROWS;
+use crate::synth::{Spec, WeightType};
 
-/// From so many rows on, products with BF16 weights read BF16 activations (`graph::Emitter`).
-const BF16_ROWS: usize = 17;
 /// Rounding error guard of the norms, as in the released models.
 const EPS: f32 = 1e-6;
 
@@ -97,7 +96,7 @@ impl OpCase {
 /// A type that cannot be filled with noise; a chunk whose mask is too large.
 pub fn cases(shape: &OpShape, weights: DType, is_cpu: bool) -> Result<Vec<OpCase>> {
     let s = shape;
-    let x = if weights == DType::BF16 && !is_cpu && s.n_tokens >= BF16_ROWS {
+    let x = if weights == DType::BF16 && !is_cpu && s.n_tokens > F32_ROWS {
         DType::BF16
     } else {
         DType::F32
@@ -131,37 +130,14 @@ pub fn cases(shape: &OpShape, weights: DType, is_cpu: bool) -> Result<Vec<OpCase
     Ok(cases)
 }
 
-/// Numbers between -1 and 1; in blocks with a scale of 0.01. With zeros a GPU draws less power
-/// and clocks higher.
+/// Numbers between -1 and 1. With zeros a GPU draws less power and clocks higher.
 fn noise(dtype: DType, dims: &[usize]) -> Result<Operand, GgmlError> {
-    let n: usize = dims.iter().product();
-    let mut state = 1_u32;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 16) as u16
-    };
-    let mut value = || f32::from(next().cast_signed()) / 32768.0;
-    let bytes = match dtype {
-        DType::F32 => (0..n).flat_map(|_| value().to_le_bytes()).collect(),
-        DType::F16 => (0..n)
-            .flat_map(|_| half::f16::from_f32(value()).to_le_bytes())
-            .collect(),
-        DType::BF16 => (0..n)
-            .flat_map(|_| half::bf16::from_f32(value()).to_le_bytes())
-            .collect(),
-        // Blocks that begin with their scale in F16; any other bits are numbers.
-        DType::Q8_0 | DType::Q4_0 => {
-            let size = usize::try_from(dtype.block_bytes()).unwrap_or(1);
-            let n_blocks = n / usize::try_from(dtype.block_len()).unwrap_or(1);
-            let mut bytes: Vec<u8> = (0..n_blocks * size).map(|_| next() as u8).collect();
-            for block in bytes.chunks_exact_mut(size) {
-                let scale = half::f16::from_f32(0.01).to_le_bytes();
-                for (byte, scale) in block.iter_mut().zip(scale) {
-                    *byte = scale;
-                }
-            }
-            bytes
-        }
+    let weight_type = match dtype {
+        DType::F32 => WeightType::F32,
+        DType::F16 => WeightType::F16,
+        DType::BF16 => WeightType::Bf16,
+        DType::Q8_0 => WeightType::Q8_0,
+        DType::Q4_0 => WeightType::Q4_0,
         other => {
             return Err(GgmlError::Shape {
                 op: "noise",
@@ -170,6 +146,18 @@ fn noise(dtype: DType, dims: &[usize]) -> Result<Operand, GgmlError> {
             });
         }
     };
+    let mut state = 1_u32;
+    let mut bytes = Vec::new();
+    let (row, n_rows) = dims
+        .split_first()
+        .map_or((0, 0), |(row, rest)| (*row, rest.iter().product::<usize>()));
+    for _ in 0..n_rows {
+        let values = (0..row).map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from(((state >> 16) as u16).cast_signed()) / 32768.0
+        });
+        weight_type.quantize(&values.collect::<Vec<f32>>(), &mut bytes);
+    }
     Ok(Operand {
         dtype,
         dims: dims.to_vec(),

@@ -8,7 +8,7 @@ use crate::engine::EngineError;
 use crate::engine::budget::{BudgetError, FreeMemory};
 use crate::engine::kv_cache::{Part, part_row_bytes};
 use crate::engine::ring::{self, RingError};
-use crate::ggml::{Device, DeviceChoice, host_resize};
+use crate::ggml::{Device, DeviceChoice, host_zeros};
 use crate::gguf::DType;
 use crate::model::Config;
 use crate::{Error, Result};
@@ -196,8 +196,7 @@ impl Session {
         let config = self.engine.config();
         let first = end - n_rows(config, end);
         let pieces = self.kv.pieces(config, Part::Rings, first..end);
-        let mut bytes = Vec::new();
-        host_resize(&mut bytes, pieces.iter().map(|p| p.len).sum(), "checkpoint")?;
+        let mut bytes = host_zeros(pieces.iter().map(|p| p.len).sum(), "checkpoint")?;
         let mut rest = &mut bytes[..];
         for piece in pieces {
             let (now, later) = rest.split_at_mut(piece.len);
